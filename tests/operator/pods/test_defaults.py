@@ -75,7 +75,7 @@ def test_a_fault_names_its_line_and_the_remedy(tmp_path: Path, text: str, line: 
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PenaltyDefaultsFault, match="absent.yaml: cannot be read: No such file"):
+    with pytest.raises(PenaltyDefaultsFault, match=r"absent\.yaml: cannot be read: No such file"):
         read_penalty_defaults(tmp_path / "absent.yaml")
 
 

@@ -14,6 +14,7 @@ from bigfleet.operator.kubernetes.objects import CapacityRequestSpec, Persistent
 from bigfleet.operator.pods.arithmetic import pod_requests
 from bigfleet.operator.pods.mapping import map_pod, request_body, standing_of
 from tests.operator.pods.pod_cases import CaseVolumes
+from tests.operator.pods.request_schema import schema_faults, spec_schema
 
 NAMES = ("cpu", "memory", "nvidia.com/gpu", "hugepages-2Mi")
 QUANTITIES = st.one_of(
@@ -230,6 +231,7 @@ def test_no_pod_breaks_the_mapping_and_every_request_obeys_the_schema(manifest: 
         assert mapping.findings
         return
     json.dumps(request_body(pod, mapping.spec), allow_nan=False)
+    assert list(schema_faults(mapping.spec, spec_schema())) == []
     spec = msgspec.convert(mapping.spec, CapacityRequestSpec)
     assert 1 <= len(spec.resources) <= 32
     assert all(parse_quantity(str(quantity)) >= 0 for quantity in spec.resources.values())

@@ -43,7 +43,7 @@ class _Exclusion:
 
 
 @dataclass(slots=True)
-class PlacedPod:
+class PodPlacement:
     """What a request says of other pods."""
 
     co_location: dict[str, Json] | None = None
@@ -52,9 +52,9 @@ class PlacedPod:
     findings: list[Inexpressible] = field(default_factory=list)
 
 
-def place_pod(pod: PodObject) -> PlacedPod:
+def place_pod(pod: PodObject) -> PodPlacement:
     """Return what the request of the pod says of other pods."""
-    placed = PlacedPod()
+    placed = PodPlacement()
     exclusions: list[_Exclusion] = []
     affinity = pod.spec.affinity
     if affinity is not None:
@@ -82,7 +82,7 @@ def _names_own_namespace_alone(term: PodAffinityTerm, namespace: str) -> bool:
     return term.namespace_selector is None and set(term.namespaces or [namespace]) == {namespace}
 
 
-def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PlacedPod) -> None:
+def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacement) -> None:
     """Take the first term that names a domain of machines and pods of the pod's own namespace."""
     reason = InexpressibleReason.UNSUPPORTED_POD_AFFINITY
     for position, term in enumerate(_terms(affinity)):
@@ -107,7 +107,7 @@ def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PlacedPod) 
         placed.findings.append(Inexpressible(reason, f"{place}: {fault}"))
 
 
-def _anti_affinity(pod: PodObject, affinity: PodAffinity | None, placed: PlacedPod) -> Iterator[_Exclusion]:
+def _anti_affinity(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacement) -> Iterator[_Exclusion]:
     reason = InexpressibleReason.UNSUPPORTED_ANTI_AFFINITY
     namespace = pod.metadata.namespace
     for position, term in enumerate(_terms(affinity)):
@@ -137,7 +137,7 @@ def _anti_affinity(pod: PodObject, affinity: PodAffinity | None, placed: PlacedP
             placed.findings.append(Inexpressible(reason, f"{place}: {fault}"))
 
 
-def _spread(pod: PodObject, placed: PlacedPod) -> Iterator[_Exclusion]:
+def _spread(pod: PodObject, placed: PodPlacement) -> Iterator[_Exclusion]:
     """Fill in the spreads; yield those over host names, which limit the pods of a machine."""
     reason = InexpressibleReason.UNSUPPORTED_TOPOLOGY_SPREAD
     strict: list[Json] = []
@@ -201,7 +201,7 @@ def _host_ports(spec: PodSpec) -> Iterator[_Exclusion]:
         yield _Exclusion(group, 1, "spec.containers[].ports[].hostPort", InexpressibleReason.UNSUPPORTED_HOST_PORTS)
 
 
-def _exclude(exclusions: list[_Exclusion], placed: PlacedPod) -> None:
+def _exclude(exclusions: list[_Exclusion], placed: PodPlacement) -> None:
     """Take the exclusion with the lowest limit, the first of several; report the other groups."""
     tightest: dict[str, _Exclusion] = {}
     for exclusion in exclusions:

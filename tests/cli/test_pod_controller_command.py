@@ -1,0 +1,94 @@
+"""`bigfleet pod-controller`: its flags, its files, and what is said when one of them is wrong."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bigfleet.cli.main import app
+from bigfleet.cli.pod_controller.command import PodControllerFlags
+from bigfleet.cli.runtime.failures import UsageFault
+from tests.processes import run_bigfleet
+
+SPEC = Path(__file__).parents[2] / "docs" / "spec" / "operator.md"
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Path:
+    """Return a kubeconfig of a server that nobody serves."""
+    path = tmp_path / "kubeconfig"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "dev",
+        "contexts": [{"name": "dev", "context": {"cluster": "dev", "user": "dev", "namespace": "fleet"}}],
+        "clusters": [{"name": "dev", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "dev", "user": {"token": "t"}}],
+    }
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def test_the_flags_are_those_of_the_specification() -> None:
+    section = SPEC.read_text(encoding="utf-8").split("## 11. Pod controller")[1].split("\n## ")[0]
+    assert all(f"--{field.name.replace('_', '-')}" in section for field in fields(PodControllerFlags))
+
+
+def test_defaults_are_those_of_the_specification(kubeconfig: Path) -> None:
+    place = PodControllerFlags(kubeconfig=kubeconfig).place()
+
+    assert (place.qps, place.burst, place.workers, place.cache_sync_seconds) == (50, 100, 16, 600)
+    assert place.metrics_address == ("0.0.0.0", 8080)
+    assert place.endpoint.server == "http://127.0.0.1:1"
+
+
+def test_the_lease_is_in_the_namespace_of_the_context_unless_another_is_named(kubeconfig: Path) -> None:
+    assert PodControllerFlags(kubeconfig=kubeconfig).place().namespace == "fleet"
+    assert PodControllerFlags(kubeconfig=kubeconfig, namespace="other").place().namespace == "other"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        ({"log_level": "loud"}, "--log-level: 'loud' is unknown; choose one of debug"),
+        ({"qps": -1.0}, "--qps: -1.0 is no rate"),
+        ({"qps": float("nan")}, "--qps: nan is no rate"),
+        ({"lease_name": ""}, "--lease-name is empty"),
+        ({"metrics_addr": "8080"}, "--metrics-addr: '8080' is no address"),
+        ({"cache_sync_timeout": "soon"}, "--cache-sync-timeout: 'soon' is no duration"),
+        ({"cache_sync_timeout": "0"}, "--cache-sync-timeout: '0' must be longer than zero"),
+        ({"kubeconfig": Path("absent")}, "absent"),
+        ({"priority_class_defaults": Path("absent.yaml")}, "--priority-class-defaults: absent.yaml: cannot be read"),
+    ],
+)
+def test_a_wrong_flag_is_named(wrong: dict[str, Any], part: str, kubeconfig: Path) -> None:
+    given: dict[str, Any] = {"kubeconfig": kubeconfig, **wrong}
+    with pytest.raises(UsageFault) as caught:
+        PodControllerFlags(**given).place()
+
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_wrong_defaults_file_is_exit_2_with_line_and_place(kubeconfig: Path, tmp_path: Path) -> None:
+    defaults = tmp_path / "defaults.yaml"
+    defaults.write_text("high:\n  interruptionPenalty: $20\n", encoding="utf-8")
+    done = run_bigfleet("pod-controller", "--kubeconfig", str(kubeconfig), "--priority-class-defaults", str(defaults))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert f"--priority-class-defaults: {defaults}:2: high.interruptionPenalty: '$20' is no quantity" in line
+
+
+def test_a_server_that_is_away_at_start_is_exit_1_in_one_line(kubeconfig: Path) -> None:
+    done = run_bigfleet("pod-controller", "--kubeconfig", str(kubeconfig), "--metrics-addr", "off")
+
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("bigfleet: API server of context dev of")
+
+
+def test_the_command_is_listed() -> None:
+    assert "pod-controller" in {command.name for command in app.registered_commands}

@@ -70,6 +70,9 @@ async def test_kubectl_that_fails_says_why(control_plane: ControlPlane) -> None:
 
 
 async def test_a_watch_from_a_version_that_is_too_old_ends_with_410(cluster: ClusterUnderTest) -> None:
+    """A restarted API server remembers no event from before its start."""
+    await cluster.plane.restart(Component.API_SERVER)
+
     async def watch_to_its_end() -> None:
         async with cluster.api.watch(NODES, resource_version="1", timeout_seconds=60) as events:
             async for _event in events:

@@ -5,7 +5,7 @@ Caches follow the server after `LAG_SECONDS`, as watches do. Pods that terminate
 
 import asyncio
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 from bigfleet.model.frames import DrainResult, NodeStateUpdate, NodeStatus, ReclaimInstruction
@@ -165,7 +165,10 @@ class Operator:
         self.queue = WorkQueue(clock=self.clock, rng=self.rng, workers=8)
         self.matcher = NodeMatcher(api=self.api, queue=self.queue, clock=self.clock)
         self.pods = PodsByNode()
-        self.statuses = NodeStatuses(nodes=self.matcher, pods=self.pods, clock=self.clock, send=self.sent.append)
+        #: What else hears statuses and results.
+        self.on_status: Callable[[NodeStatus], None] = lambda status: None
+        self.on_result: Callable[[DrainResult], None] = lambda result: None
+        self.statuses = NodeStatuses(nodes=self.matcher, pods=self.pods, clock=self.clock, send=self._send)
         self.upcoming = UpcomingNodes(api=self.api, nodes=self.matcher, queue=self.queue, clock=self.clock)
         self.hints_view = FollowedView(server, AVAILABLE_CAPACITIES)
         self.hints = AvailableCapacities(api=self.api, stored=self.hints_view, queue=self.queue, clock=self.clock)
@@ -188,7 +191,8 @@ class Operator:
         self.nodes_view.add(self.matcher)
         self.pods_view.add(self.pods)
         self.upcoming_view.add(self.upcoming)
-        for drain in self.drains.resume():
+        self.resumed = self.drains.resume()
+        for drain in self.resumed:
             self.table.resume(drain)
         self._tasks = [asyncio.create_task(part.run()) for part in (self.queue, self.statuses, self.hints, self.drains)]
 
@@ -245,7 +249,12 @@ class Operator:
             await asyncio.sleep(0.5)
         raise AssertionError(f"{len(self.results)} results after an hour")
 
+    def _send(self, status: NodeStatus) -> None:
+        self.sent.append(status)
+        self.on_status(status)
+
     def _finished(self, result: DrainResult) -> None:
+        self.on_result(result)
         if self.table.finish(result):
             self.results.append(result)
             self.upcoming.drain_finished(result)

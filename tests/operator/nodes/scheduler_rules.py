@@ -63,7 +63,13 @@ def _others_fault(nodes: Sequence[Json], placed: Sequence[tuple[Json, Json]], po
             if _matches(term, pod) and _together(node, place, term["topologyKey"]):
                 return "anti-affinity of another pod"
     terms = _terms(pod, "podAffinity")
-    friends = [(p, n) for p, n in placed if all(_matches(term, p) for term in terms)]
+    # Kubernetes counts them by domain: one on a node without any of the keys is nobody's friend.
+    friends = [
+        (p, n)
+        for p, n in placed
+        if all(_matches(term, p) for term in terms)
+        and any(term["topologyKey"] in n["metadata"]["labels"] for term in terms)
+    ]
     for term in terms:
         if term["topologyKey"] not in node["metadata"]["labels"]:
             return "affinity: no such domain"

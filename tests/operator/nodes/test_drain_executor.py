@@ -622,6 +622,23 @@ async def test_a_machine_that_serves_again_under_its_old_node_is_uncordoned(worl
     assert world.reclaim_of("n") is None
 
 
+async def test_a_cordon_that_arrives_after_the_withdrawal_is_taken_back(world: NodeWorld) -> None:
+    """A request that was given up may take effect late."""
+    node = world.node("n", "m")
+    operator = world.operator()
+    operator.see("m", CONFIGURED)
+    await asyncio.sleep(5)
+    late = DrainAnnotation(
+        instruction="i", machine="m", deadline_seconds=START_UNIX_SECONDS + 60.0, reason="reclaim", cordoned=True
+    )
+    patch = {"metadata": {"uid": node.metadata.uid, "annotations": {RECLAIM_ANNOTATION: late.text()}}}
+    await operator.api.patch(NODES, "n", {**patch, "spec": {"unschedulable": True}})
+    await asyncio.sleep(5)
+
+    assert not world.read_node("n").spec.unschedulable
+    assert world.reclaim_of("n") is None
+
+
 # ---- restart -----------------------------------------------------------------------------------------------------
 
 

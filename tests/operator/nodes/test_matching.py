@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.frames import NodeStateUpdate
@@ -137,6 +137,19 @@ async def test_two_machines_with_one_provider_id_tie_nothing(world: NodeWorld) -
     assert tied(operator, "m") == "n"
 
 
+async def test_a_machine_that_comes_later_makes_an_unwritten_tie_ambiguous(world: NodeWorld) -> None:
+    world.node("n", provider_id="p://x/1a")
+    matcher = _matcher(world)
+    matcher.put(world.read_node("n"), None)
+    matcher.node_state(_frame("m", CONFIGURED, "1a"))
+    assert matcher.machine_of("n") == "m"
+    matcher.node_state(_frame("o", CONFIGURED, "p://y/1a"))
+    assert matcher.machine_of("n") is None
+    matcher.node_state(_frame("equal", CONFIGURED, "p://x/1a"))
+
+    assert matcher.machine_of("n") == "equal"
+
+
 async def test_a_label_goes_before_a_provider_id(world: NodeWorld) -> None:
     world.node("labelled", "m")
     world.node("alike", provider_id="p://x/m")
@@ -250,6 +263,7 @@ events = st.lists(
 )
 
 
+@settings(max_examples=200)
 @given(events)
 async def test_indexes_that_follow_events_agree_with_ones_made_from_the_end(steps: list[tuple[str, ...]]) -> None:
     """The order in which Nodes and machines came does not matter."""
@@ -280,13 +294,15 @@ async def test_indexes_that_follow_events_agree_with_ones_made_from_the_end(step
         fresh.put(world.read_node(name), None)
 
     def ties(matcher: NodeMatcher) -> list[object]:
-        nodes = [(m, getattr(matcher.node_of(m), "metadata", None), matcher.ambiguous(m)) for m in MACHINES]
-        return [*nodes, *((name, matcher.machine_of(name)) for name in "xyz")]
+        found: list[object] = [
+            (m, getattr(matcher.node_of(m), "metadata", None), matcher.ambiguous(m)) for m in MACHINES
+        ]
+        return [*found, *((name, matcher.machine_of(name)) for name in "xyz")]
 
     assert ties(follower) == ties(fresh)
     for machine in MACHINES:
-        node = follower.node_of(machine)
-        assert node is None or follower.machine_of(node.metadata.name) == machine
+        tie = follower.node_of(machine)
+        assert tie is None or follower.machine_of(tie.metadata.name) == machine
 
 
 def _matcher(world: NodeWorld) -> NodeMatcher:

@@ -16,13 +16,13 @@ AWAY: dict[str, Any] = {
 
 states = st.fixed_dictionaries(
     {
-        "node": st.sampled_from(["", "a", "b"]),
+        "node": st.sampled_from(["a", "a", "b", ""]),
         "cpu": st.sampled_from(["0", "250m", "1", "2.5", "1Q"]),
-        "phase": st.sampled_from(["Pending", "Running", "Succeeded", "Failed"]),
+        "phase": st.sampled_from(["Running", "Running", "Pending", "Failed"]),
         "away": st.booleans(),
     }
 )
-steps = st.lists(st.tuples(st.sampled_from("pqr"), st.one_of(st.none(), states)), max_size=20)
+steps = st.lists(st.tuples(st.sampled_from("pq"), st.one_of(states, st.none())), min_size=4, max_size=20)
 
 
 def pod(name: str, state: dict[str, Any]) -> PodObject:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from bigfleet.operator.kubernetes.api import ApiError, EventType
 from bigfleet.operator.kubernetes.decoding import MalformedAnswer, ObjectDecoder, WatchDecoder, error_of
@@ -79,3 +80,14 @@ def test_an_object_without_metadata_of_its_own_is_decoded_whole_or_not_at_all() 
     assert decoder.object(b'{"status": "Success"}').status == "Success"
     with pytest.raises(MalformedAnswer, match="status"):
         decoder.object_or_metadata(b'{"status": 3}')
+
+
+def test_a_bookmark_whose_object_has_null_lists_is_a_bookmark_and_no_malformed_object() -> None:
+    """Real API servers write `"containers": null` into the bookmarks of pods."""
+    line = b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"90"},"spec":{"containers":null}}}'
+
+    with capture_logs() as logs:
+        event, is_whole = WatchDecoder.of(PodObject).event("watch pods", line)
+
+    assert (event.type, event.object, event.resource_version, is_whole) == (EventType.BOOKMARK, None, "90", True)
+    assert logs == []

@@ -156,6 +156,9 @@ class WatchDecoder(Generic[T]):
             name = raw.type
             if name == "ERROR":
                 raise _in_stream(what, bytes(raw.object)) from None
+            if name == EventType.BOOKMARK.value:
+                # An API server writes null where an object of the kind must have a list.
+                return WatchEvent(EventType.BOOKMARK, None, _version_of(bytes(raw.object))), True
             found, is_whole = self._objects.object_or_metadata(bytes(raw.object))
         except msgspec.DecodeError as error:
             raise MalformedAnswer(str(error)) from error
@@ -173,6 +176,14 @@ def _raw_frame(line: bytes) -> _WatchFrame[msgspec.Raw]:
         return _RAW_FRAME.decode(line)
     except msgspec.MsgspecError as error:
         raise MalformedAnswer(str(error)) from error
+
+
+def _version_of(body: bytes) -> str:
+    try:
+        metadata: ObjectMeta = _METADATA.decode(body).metadata
+    except msgspec.MsgspecError as error:
+        raise MalformedAnswer(str(error)) from error
+    return metadata.resource_version
 
 
 def _in_stream(what: str, body: bytes) -> ApiError:

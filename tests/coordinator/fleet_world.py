@@ -350,11 +350,11 @@ class ModelShard:
             self.machines[machine.id] = self._fleet.records[machine.id] = replace(machine, state=S.DRAINING)
             self.drains[machine.id] = now_seconds + self._fleet.drain_seconds
 
-    def leave(self, machine_ids: Iterable[MachineId]) -> None:
+    def remove(self, machine_ids: Iterable[MachineId]) -> None:
         for machine_id in machine_ids:
             self.machines.pop(machine_id, None)
 
-    def arrive(self, machines: Iterable[Machine]) -> None:
+    def add(self, machines: Iterable[Machine]) -> None:
         for machine in machines:
             self.machines.setdefault(machine.id, machine)
 

@@ -28,7 +28,7 @@ def asked(move_id: str = "7-1", state: Any = Status.STATE_PENDING, *, count: int
 
 def adoption(move_id: str = "7-1", state: Any = Status.STATE_PENDING, *ids: str) -> Status:
     """What the recipient is told."""
-    status = Status(shard_id="shard-0", state=state, why="given up for this shard: 2")
+    status = Status(shard_id="shard-0", state=state, why="released for this shard: 2")
     status.instruction.instruction_id = f"{move_id}/adopt"
     payload = status.instruction.transfer_ownership
     payload.from_shard_id, payload.to_shard_id = "shard-1", "shard-0"

@@ -26,7 +26,7 @@ from bigfleet.model.ownership import OwnershipVersion
 
 #: Report cycles before the second and the third attempt of what failed.
 RETRY_CYCLES = (1, 4)
-#: Report cycles between later attempts of what is never given up.
+#: Report cycles between later attempts of what is never abandoned.
 PERSISTENT_RETRY_CYCLES = 10
 #: Report cycles after which an unanswered instruction to a donor expires.
 DONOR_EXPIRY_CYCLES = 10
@@ -72,7 +72,7 @@ class InstructionEntry:
 
     @property
     def is_persistent(self) -> bool:
-        """Say whether it follows from state, and is therefore never given up."""
+        """Say whether it follows from state, and is therefore never abandoned."""
         payload = self.instruction.payload
         if isinstance(payload, AssignDomain | UnassignDomain):
             return True
@@ -82,7 +82,7 @@ class InstructionEntry:
 
     @property
     def is_surfaced(self) -> bool:
-        """Say whether a person should look: refused, given up, or failing for the third time."""
+        """Say whether a person should look: refused, abandoned, or failing for the third time."""
         return self.state is State.FAILED or self.failures >= len(RETRY_CYCLES) + 1
 
 

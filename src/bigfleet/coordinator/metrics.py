@@ -61,7 +61,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[Figures], float]]] = {
     "domains": ("Domains that have a shard", lambda f: f.domains),
     "domains_releasing": ("Domains that their shard has yet to leave", lambda f: f.domains_releasing),
     "ownership_overlap": ("Shards excluded from rebalancing as they may own the same", lambda f: f.ownership_overlap),
-    "machines_unadopted": ("Machines given up and not yet adopted", lambda f: f.machines_unadopted),
+    "machines_unadopted": ("Machines released and not yet adopted", lambda f: f.machines_unadopted),
     "oldest_unadopted_seconds": ("How long the oldest of those has had no owner", lambda f: f.oldest_unadopted_seconds),
 }
 
@@ -85,7 +85,7 @@ class _FiguresCollector(Collector):
         for shard, count in sorted(figures.pending.items()):
             pending.add_metric([shard], count)
         yield pending
-        text = "Instructions that were given up or keep failing"
+        text = "Instructions that were abandoned or keep failing"
         surfaced = GaugeMetricFamily(f"{_PREFIX}_instructions_surfaced", text, labels=["kind"])
         for kind, count in sorted(figures.surfaced.items()):
             surfaced.add_metric([kind], count)

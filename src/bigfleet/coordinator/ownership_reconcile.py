@@ -254,7 +254,7 @@ def _settle_arrived(
 def _hand_on(
     machine_id: MachineId, own: OwnershipRow, view: OwnershipView, peers: PeerViews, done: OwnershipPlan
 ) -> None:
-    """A machine was given up and has not arrived: send it on, or take it back when its recipient is gone."""
+    """A released machine has not arrived: send it on, or take it back when its recipient is gone."""
     is_mine = own.version.term == peers.term
     is_known = own.other in peers.views or own.other in peers.unseen
     is_refused = (machine_id, own.version) in peers.refused

@@ -1,7 +1,7 @@
 """Defines the instructions of a coordinator to a shard, and how the plain ones change what the shard owns.
 
 docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the whole effect of every instruction but three:
-giving machines up, moving slots and draining need the donor's own machines and its provider. Nothing here does any I/O.
+releasing machines, moving slots and draining need the donor's own machines and its provider. Nothing here does any I/O.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class UnassignDomain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReassignSpeculative:
-    """Give slots up, or take over those that another shard has given up."""
+    """Release slots, or take over those that another shard has released."""
 
     from_shard: ShardId
     to_shard: ShardId

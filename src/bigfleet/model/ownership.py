@@ -136,7 +136,7 @@ class Owned:
         return replace(self, rows={**self.rows, machine_id: row})
 
     def released(self, machine: Machine, version: OwnershipVersion, *, to: ShardId, now_unix_nanos: int = 0) -> "Owned":
-        """Return what is owned after a machine was given up (H4)."""
+        """Return what is owned after a machine was released (H4)."""
         return self._with(machine.id, OwnershipRow(RowKind.RELEASED, version, to, now_unix_nanos, machine))
 
     def adopted(
@@ -148,7 +148,7 @@ class Owned:
     def taken_back(
         self, machine_id: MachineId, version: OwnershipVersion, *, me: ShardId, now_unix_nanos: int = 0
     ) -> "Owned":
-        """Return what is owned after a machine that was given up and never arrived came back."""
+        """Return what is owned after a machine that was released and never arrived came back."""
         known = self.rows.get(machine_id)
         if known is None or known.kind is not RowKind.RELEASED:
             return self

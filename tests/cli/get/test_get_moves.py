@@ -48,7 +48,7 @@ def table(*statuses: Status) -> list[str]:
 
 
 ASKED = with_selector(told("7-1", Status.STATE_DONE, why="east-0 lacks cpu 60"))
-ADOPTED = with_machines(told("7-1/adopt", Status.STATE_DONE, why="given up for this shard: 2"))
+ADOPTED = with_machines(told("7-1/adopt", Status.STATE_DONE, why="released for this shard: 2"))
 
 
 def test_both_halves_of_a_move_are_one_row_with_the_reason_of_the_first() -> None:

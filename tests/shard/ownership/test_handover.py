@@ -536,7 +536,7 @@ async def test_a_drained_machine_waits_for_its_shard_and_goes_to_no_other(make: 
     shard.handover.tend()
     kept = shard.file.reservations[MachineId("a")]
     assert (kept.is_ready, kept.to_shard, kept.instance_type) == (True, OTHER, "t4")
-    with pytest.raises(DoesNotApply, match="a is kept for shard-1"):
+    with pytest.raises(DoesNotApply, match="a is reserved for shard-1"):
         await shard.handover.carry_out(instruction(release("a", to=THIRD), 2))
     done = await shard.handover.carry_out(instruction(release("a"), 3))
 

@@ -1,6 +1,6 @@
 """Writes records as a table, JSON or YAML while they arrive: nothing but a block of rows is ever held.
 
-On a terminal a table gives up columns, by rank, until it fits, and says so; elsewhere it has all of them. JSON is one
+On a terminal a table drops columns, by rank, until it fits, and says so; elsewhere it has all of them. JSON is one
 array with one object a line, YAML one list. Nothing here decides what a record or a column is.
 """
 

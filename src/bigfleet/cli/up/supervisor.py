@@ -1,6 +1,6 @@
 """Keeps the child processes alive: starts them, restarts what dies unexpectedly, stops them in order.
 
-A child that dies is started again after a back-off that doubles; one that never came up and keeps dying is given up,
+A child that dies is started again after a back-off that doubles; one that never came up and keeps dying is abandoned,
 because a person has to look at its log. Nothing here talks to a child but through its exit and its port.
 """
 

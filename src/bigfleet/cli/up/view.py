@@ -153,7 +153,7 @@ class LiveView:
         ]
 
     def _shard_panels(self, status: RunStatus, figures: FleetFigures, height: int) -> list[Layout]:
-        """Return the screen of several shards; what is low gives up the machines by state, and clusters."""
+        """Return the screen of several shards; a low terminal drops the machines by state, and clusters."""
         shard_lines = len(figures.shards) + _FRAME_LINES
         left = height - _HEADER_LINES - shard_lines - _MOVE_LINES_MIN - _DECISION_LINES_MIN
         cluster_rows = max(1, min(len(figures.clusters), left - _FRAME_LINES - 1))

@@ -410,13 +410,13 @@ class InventoryReconciler:
         self._metrics.brake_engaged.set(is_braked)
         if not is_braked:
             if self.braked is not None:
-                _log.info("reconcile.brake_released", strikes=len(losses), machines=machines)
+                _log.info("reconcile.brake_released", passes=len(losses), machines=machines)
             self.braked = None
             return "ok"
         for machine_id in losses:
             del plan.effects[machine_id]
         self.braked = Braked(effects=losses, machines=machines)
-        _log.error("reconcile.braked", strikes=len(losses), machines=machines)
+        _log.error("reconcile.braked", passes=len(losses), machines=machines)
         return "braked"
 
     # ---- applying ------------------------------------------------------------------------------------------------

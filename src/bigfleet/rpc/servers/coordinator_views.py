@@ -37,8 +37,8 @@ _STATES = {
 }
 #: An instruction that is not a donor's follows from what reports and tables say.
 _WHY_TRANSFER = {
-    Reading.ADOPT: "given up for this shard: {count}",
-    Reading.TAKE_BACK: "given up, with nowhere to go: {count}",
+    Reading.ADOPT: "released for this shard: {count}",
+    Reading.TAKE_BACK: "released, without a recipient: {count}",
     Reading.NOTE: "now at {to}: {count}",
     Reading.FORGET: "known to no shard but the owner of their domain: {count}",
 }

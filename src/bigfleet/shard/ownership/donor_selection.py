@@ -22,7 +22,7 @@ _DEFAULTS = Options(now_seconds=0.0, reported=frozenset())
 
 
 class DonorCandidate(NamedTuple):
-    """A machine that could be given up."""
+    """A machine that could be released."""
 
     machine: Machine
     #: On the monotonic clock; 0 for a slot, which is never idle.

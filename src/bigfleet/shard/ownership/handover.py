@@ -178,13 +178,13 @@ class Handover:
         self._handover_host.widened()
         return HandoverDone()
 
-    # ---- giving up ----------------------------------------------------------------------------------------------
+    # ---- releasing ----------------------------------------------------------------------------------------------
 
     async def _release(self, payload: Transfer, instruction: Instruction) -> HandoverDone:
         version = instruction.row_version
         if not payload.to_shard:
             raise DoesNotApply("it does not say which shard gets the machines")
-        known = self._given_up_at(version)
+        known = self._released_at(version)
         if known.machine_ids:
             return known
         named = [machine_id for machine_id in ids_of(payload) if not self._is_past(machine_id, version)]
@@ -199,7 +199,7 @@ class Handover:
         # The shard went on meanwhile; what it has begun to use stays.
         going = [m for m in records if not self._why_not(m.id, state, payload.to_shard)]
         if not going:
-            raise MayYetSucceed("none of the machines could be given up now")
+            raise MayYetSucceed("none of the machines could be released now")
         owned, now_unix_nanos = self._file.owned, self._clock.unix_nanos()
         for machine in going:
             owned = owned.released(machine, version, to=payload.to_shard, now_unix_nanos=now_unix_nanos)
@@ -214,7 +214,7 @@ class Handover:
         )
         return HandoverDone(machine_ids=tuple(machine.id for machine in going), machines=tuple(going))
 
-    def _given_up_at(self, version: OwnershipVersion) -> HandoverDone:
+    def _released_at(self, version: OwnershipVersion) -> HandoverDone:
         """Return what was released under a version before: the instruction comes again."""
         rows = {
             machine_id: row

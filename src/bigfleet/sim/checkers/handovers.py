@@ -74,7 +74,7 @@ def a_shard_calls_for_its_own_machines(event: Called, observations: Observations
 
 @invariant("S5", Marked)
 def who_gave_a_machine_up_calls_no_more(event: Marked, observations: Observations) -> Iterator[str]:
-    """A provider takes no token of a shard for a machine that this shard has given up."""
+    """A provider takes no token of a shard for a machine that this shard has released."""
     mark, me = event.mark, ShardId(event.mark.shard_id)
     ownership = observations.moves.ownerships.get(me)
     row = None if ownership is None else ownership.owned.rows.get(MachineId(mark.machine_id))

@@ -35,7 +35,7 @@ class OwnershipRecord:
 
     @property
     def released(self) -> frozenset[MachineId]:
-        """The machines that were given up and are not known to have arrived."""
+        """The machines that were released and are not known to have arrived."""
         return frozenset(m for m, row in self.owned.rows.items() if row.kind is RowKind.RELEASED)
 
 

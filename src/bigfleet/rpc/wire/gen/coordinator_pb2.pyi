@@ -785,7 +785,7 @@ Global___Adoption: _TypeAlias = Adoption  # noqa: Y015
 
 @_typing.final
 class Release(_message.Message):
-    """(ours) A machine that was given up."""
+    """(ours) A machine that was released."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

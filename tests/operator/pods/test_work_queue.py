@@ -50,6 +50,24 @@ async def test_a_delayed_key_comes_at_its_earliest_time() -> None:
     await timer
 
 
+async def test_a_delay_that_the_clock_cannot_count_lets_time_pass_all_the_same() -> None:
+    """Late in a process's life a tiny delay added to the time is the time itself."""
+    clock = LoopClock()
+    queue = PodWorkQueue(clock)
+    timer = asyncio.create_task(queue.run_timer())
+    await clock.sleep(1_000_000)
+    began_seconds = clock.monotonic_seconds()
+    for _ in range(100):
+        queue.add_later("a", 1e-12)
+        key = await queue.next()
+        assert key == "a"
+        queue.done(key)
+
+    assert clock.monotonic_seconds() - began_seconds >= 0.9
+    queue.close()
+    await timer
+
+
 async def test_a_closed_queue_hands_out_nothing() -> None:
     queue = PodWorkQueue(LoopClock())
     waiting = asyncio.create_task(queue.next())

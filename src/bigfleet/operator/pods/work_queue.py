@@ -12,6 +12,8 @@ from bigfleet.model.clock import Clock
 
 #: How late a delayed key may become ready.
 _TICK_SECONDS = 0.25
+#: A shorter delay might be rounded away when it is added to the time, and the key would come back without a pause.
+_DELAY_SECONDS_MIN = 0.01
 
 
 class PodWorkQueue:
@@ -46,7 +48,7 @@ class PodWorkQueue:
 
     def add_later(self, key: str, delay_seconds: float) -> None:
         """Queue a key after a delay, unless it is due before that."""
-        due_seconds = self._clock.monotonic_seconds() + delay_seconds
+        due_seconds = self._clock.monotonic_seconds() + max(delay_seconds, _DELAY_SECONDS_MIN)
         if self._due_seconds.get(key, float("inf")) > due_seconds:
             self._due_seconds[key] = due_seconds
             heapq.heappush(self._later, (due_seconds, key))
@@ -88,7 +90,8 @@ class PodWorkQueue:
                     del self._due_seconds[key]
                     self.add(key)
             if self._later:
-                await self._clock.sleep(min(self._later[0][0] - now_seconds, _TICK_SECONDS))
+                pause_seconds = min(self._later[0][0] - now_seconds, _TICK_SECONDS)
+                await self._clock.sleep(max(pause_seconds, _DELAY_SECONDS_MIN))
 
     async def _wait(self) -> None:
         """Return after the next change; every waiting task looks again."""

@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.model.frames import DrainOutcome
 from bigfleet.model.states import MachineState
-from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.api import ApiError, JsonObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS, RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.drain_annotation import DrainAnnotation
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
@@ -631,8 +631,8 @@ async def test_a_cordon_that_arrives_after_the_withdrawal_is_taken_back(world: N
     late = DrainAnnotation(
         instruction="i", machine="m", deadline_seconds=START_UNIX_SECONDS + 60.0, reason="reclaim", cordoned=True
     )
-    patch = {"metadata": {"uid": node.metadata.uid, "annotations": {RECLAIM_ANNOTATION: late.text()}}}
-    await operator.api.patch(NODES, "n", {**patch, "spec": {"unschedulable": True}})
+    metadata: JsonObject = {"uid": node.metadata.uid, "annotations": {RECLAIM_ANNOTATION: late.text()}}
+    await operator.api.patch(NODES, "n", {"metadata": metadata, "spec": {"unschedulable": True}})
     await asyncio.sleep(5)
 
     assert not world.read_node("n").spec.unschedulable

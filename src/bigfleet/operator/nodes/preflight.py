@@ -53,7 +53,7 @@ class Preflight:
         name = node.metadata.name
         away = {*leaving, name}
         moving = [p for p in self._pods.on(name).pods.values() if moves_in_a_drain(p) and not is_terminating(p)]
-        # Pods that were to come here need another place as well; where others fit may depend on the pods that leave now.
+        # Pods that were to come here need another place; where others fit may depend on the pods that leave now.
         redirected = [
             promise
             for promise in self._all_promises()

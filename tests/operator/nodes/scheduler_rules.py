@@ -48,7 +48,8 @@ def step_fault(nodes: Sequence[Json], placed: Sequence[tuple[Json, Json]], pod: 
         return f"pods of {name}"
     for resource in ("cpu", "memory"):
         wanted = sum(requested(p, resource) for p in (*on_node, pod))
-        if wanted > int(node["status"]["allocatable"][resource]):
+        # A node that is overcommitted already takes pods that request none of that resource.
+        if requested(pod, resource) and wanted > int(node["status"]["allocatable"][resource]):
             return f"{resource} of {name}"
     return _others_fault(nodes, placed, pod, node)
 

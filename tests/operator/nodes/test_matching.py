@@ -294,10 +294,9 @@ async def test_indexes_that_follow_events_agree_with_ones_made_from_the_end(step
         fresh.put(world.read_node(name), None)
 
     def ties(matcher: NodeMatcher) -> list[object]:
-        found: list[object] = [
-            (m, getattr(matcher.node_of(m), "metadata", None), matcher.ambiguous(m)) for m in MACHINES
-        ]
-        return [*found, *((name, matcher.machine_of(name)) for name in "xyz")]
+        nodes = [(m, getattr(matcher.node_of(m), "metadata", None)) for m in MACHINES]
+        ambiguous = [matcher.ambiguous(m) for m in MACHINES]
+        return [*nodes, *ambiguous, *(matcher.machine_of(name) for name in "xyz")]
 
     assert ties(follower) == ties(fresh)
     for machine in MACHINES:

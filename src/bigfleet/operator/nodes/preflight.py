@@ -16,7 +16,7 @@ from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.placement import NodeFirstFit, NodeRoom
 from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, is_terminating, moves_in_a_drain, requested_by
-from bigfleet.operator.nodes.topology_rules import Located
+from bigfleet.operator.nodes.topology_rules import Located, depends_on_others
 
 #: How long room stays promised after its pod has left: until the pod's successor is bound and counts by itself.
 PROMISE_SECONDS: Final = 30.0
@@ -53,10 +53,15 @@ class Preflight:
         name = node.metadata.name
         away = {*leaving, name}
         moving = [p for p in self._pods.on(name).pods.values() if moves_in_a_drain(p) and not is_terminating(p)]
-        # Pods that were to come here must find another place as well.
-        redirected = [p for p in self._all_promises() if p.target == name]
+        # Pods that were to come here need another place; where others fit may depend on the pods that leave now.
+        redirected = [
+            promise
+            for promise in self._all_promises()
+            if promise.gone_seconds is None and (promise.target == name or depends_on_others(promise.pod))
+        ]
         everyone = {pod.metadata.key: pod for pod in (*(p.pod for p in redirected), *moving)}
-        placement = self._fit(away).place(everyone.values(), size=_share_of(node))
+        staying = [promise for promise in self._all_promises() if all(promise is not other for other in redirected)]
+        placement = self._fit(away, staying).place(everyone.values(), size=_share_of(node))
         if placement.unplaced is not None:
             key = placement.unplaced.pod.metadata.key
             return f"pod {'/'.join(key)} fits on no other node: {placement.unplaced.reason}"
@@ -73,7 +78,7 @@ class Preflight:
         """Take back the room that was promised for a machine's drain: it was withdrawn."""
         self._promises.pop(machine_id, None)
 
-    def _fit(self, away: Set[str]) -> NodeFirstFit:
+    def _fit(self, away: Set[str], promises: Iterable[_Promise]) -> NodeFirstFit:
         staying = {n.metadata.name: n for n in self._nodes.nodes() if n.metadata.name not in away}
         rooms = {}
         for name in sorted(staying):
@@ -82,7 +87,7 @@ class Preflight:
                 load = self._pods.on(name)
                 rooms[name] = NodeRoom.of(node, load.requested, len(load.pods))
         promised: list[Located] = []
-        for promise in self._all_promises():
+        for promise in promises:
             room = rooms.get(promise.target)
             if room is not None:
                 room.take(requested_by(promise.pod.spec))

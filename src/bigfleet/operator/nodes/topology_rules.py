@@ -208,3 +208,8 @@ class PodRules:
             domain = domain_of(node, term.topology_key)
             if domain is not None and _Term.of(pod, term, forbids=True).matches(self.kind):
                 self._blocked.add((term.topology_key, domain))
+
+
+def depends_on_others(pod: PodObject) -> bool:
+    """Say whether a node that suits the pod may cease to when other pods leave or are placed elsewhere."""
+    return bool(affinity_terms(pod) or forbidding_spreads(pod))

@@ -99,8 +99,8 @@ class UpcomingNodes:
         names = self._stored.keys() | self._unseen | {upcoming_node_name(machine_id) for machine_id in gone}
         for machine_id in gone | (self._results.keys() - machine_ids):
             self._forget(machine_id)
-        self._unwanted = names - {upcoming_node_name(machine_id) for machine_id in machine_ids}
-        for name in sorted(self._unwanted):
+        for name in sorted(names - {upcoming_node_name(machine_id) for machine_id in machine_ids}):
+            self._unwanted.add(name)
             self._queue.put(self._reconcile, name)
 
     def drain_started(self, drain: DrainRecord) -> None:

@@ -254,7 +254,7 @@ class UnschedulablePods:
 
 def unschedulable_message(pod: PodObject) -> str | None:
     """Return what the scheduler says of a pod that it could not place; None for every other pod."""
-    if pod.spec.node_name or pod.metadata.deletion_timestamp is not None:
+    if pod.spec.node_name or pod.is_terminating:
         return None
     for condition in pod.status.conditions or ():
         if condition.type == "PodScheduled":

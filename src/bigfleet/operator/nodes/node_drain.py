@@ -22,7 +22,7 @@ from bigfleet.operator.nodes.cordon import NodeCordon, NodeGone
 from bigfleet.operator.nodes.drain_annotation import DrainAnnotation
 from bigfleet.operator.nodes.evictions import EvictionAnswer, EvictionOutcome, PodEvictor
 from bigfleet.operator.nodes.matching import NodeMatcher
-from bigfleet.operator.nodes.pod_index import PodsByNode, is_terminating, moves_in_a_drain
+from bigfleet.operator.nodes.pod_index import PodsByNode, moves_in_a_drain
 
 log = structlog.get_logger(__name__)
 
@@ -200,7 +200,7 @@ class NodeDrain:
     async def _evict_round(self, pods: list[PodObject], left_seconds: float) -> None:
         now_seconds = self._clock.monotonic_seconds()
         again = self._drain.ask_again_seconds
-        due = [p for p in pods if not is_terminating(p) and again.get(p.metadata.uid, now_seconds) <= now_seconds]
+        due = [p for p in pods if not p.is_terminating and again.get(p.metadata.uid, now_seconds) <= now_seconds]
         slots = asyncio.Semaphore(EVICTIONS_AT_ONCE_MAX)
 
         async def evict(pod: PodObject) -> EvictionOutcome:

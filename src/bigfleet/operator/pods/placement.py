@@ -19,10 +19,11 @@ from bigfleet.operator.kubernetes.objects import (
     PodSpec,
     TopologySpreadConstraint,
 )
-from bigfleet.operator.pods.arithmetic import is_sidecar
+from bigfleet.operator.kubernetes.pod_requests import is_sidecar
+from bigfleet.operator.kubernetes.resources import HOSTNAME
+from bigfleet.operator.kubernetes.scheduling_rules import selects, with_label_keys
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
-from bigfleet.operator.pods.requirements import HOSTNAME
-from bigfleet.operator.pods.selectors import canonical_selector, selector_json, selects, with_label_keys
+from bigfleet.operator.pods.selectors import canonical_selector, selector_json
 
 #: The schema of CapacityRequest allows no more of them.
 SPREADS_MAX: Final = 8

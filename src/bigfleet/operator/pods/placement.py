@@ -13,6 +13,7 @@ from bigfleet.model.shapes import LIMIT_MAX
 from bigfleet.operator.kubernetes.api import Json
 from bigfleet.operator.kubernetes.objects import (
     LabelSelectorObject,
+    LabelSelectorRequirement,
     PodAffinity,
     PodAffinityTerm,
     PodObject,
@@ -79,6 +80,10 @@ def _merged(term: PodAffinityTerm, pod: PodObject) -> LabelSelectorObject | None
     return with_label_keys(term.label_selector, _labels(pod), term.match_label_keys, term.mismatch_label_keys)
 
 
+def _expressions(term: PodAffinityTerm) -> list[LabelSelectorRequirement]:
+    return (term.label_selector.match_expressions or []) if term.label_selector is not None else []
+
+
 def _names_own_namespace_alone(term: PodAffinityTerm, namespace: str) -> bool:
     return term.namespace_selector is None and set(term.namespaces or [namespace]) == {namespace}
 
@@ -94,6 +99,8 @@ def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacemen
             fault = f"machines have no {HOSTNAME} to share; capacity is requested without this term"
         elif not _names_own_namespace_alone(term, pod.metadata.namespace):
             fault = "it names pods of other namespaces; capacity is requested without this term"
+        elif any(not expression.key for expression in _expressions(term)):
+            fault = "its selector has an expression without a key; capacity is requested without this term"
         else:
             selector = _merged(term, pod)
             placed.co_location = {"topologyKey": term.topology_key}

@@ -30,6 +30,7 @@ from bigfleet.operator.pods.selectors import canonical_selector, selector_json
 SPREADS_MAX: Final = 8
 GROUP_CHARACTERS_MAX: Final = 512
 
+_SELECTOR_OPERATORS = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _DO_NOT_SCHEDULE = "DoNotSchedule"
 
@@ -99,8 +100,8 @@ def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacemen
             fault = f"machines have no {HOSTNAME} to share; capacity is requested without this term"
         elif not _names_own_namespace_alone(term, pod.metadata.namespace):
             fault = "it names pods of other namespaces; capacity is requested without this term"
-        elif any(not expression.key for expression in _expressions(term)):
-            fault = "its selector has an expression without a key; capacity is requested without this term"
+        elif any(not each.key or each.operator not in _SELECTOR_OPERATORS for each in _expressions(term)):
+            fault = "its selector has an expression without a key or with an unknown operator; capacity is requested without this term"
         else:
             selector = _merged(term, pod)
             placed.co_location = {"topologyKey": term.topology_key}

@@ -100,8 +100,8 @@ def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacemen
             fault = f"machines have no {HOSTNAME} to share; capacity is requested without this term"
         elif not _names_own_namespace_alone(term, pod.metadata.namespace):
             fault = "it names pods of other namespaces; capacity is requested without this term"
-        elif any(not each.key or each.operator not in _SELECTOR_OPERATORS for each in _expressions(term)):
-            fault = "its selector has an expression without a key or with an unknown operator; capacity is requested without this term"
+        elif not all(each.key and each.operator in _SELECTOR_OPERATORS for each in _expressions(term)):
+            fault = "its selector has an expression that is none; capacity is requested without this term"
         else:
             selector = _merged(term, pod)
             placed.co_location = {"topologyKey": term.topology_key}

@@ -17,6 +17,7 @@ from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import ObjectKey
 from bigfleet.operator.demand.joined_nodes import JoinedNodes
 from bigfleet.operator.demand.overheads import NodeOverheads
 from bigfleet.operator.demand.waiting import UnschedulablePods
@@ -34,10 +35,10 @@ from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import Preflight
 from bigfleet.operator.nodes.statuses import NodeStatuses
 from bigfleet.operator.nodes.upcoming_nodes import UpcomingNodes
-from bigfleet.operator.nodes.work_queue import WorkQueue
 from bigfleet.operator.ports import SessionDialer, SessionEnded
 from bigfleet.operator.session import SessionClient, SessionSettings
 from bigfleet.operator.views import OperatorViews
+from bigfleet.operator.work_queue import KeyQueue, WorkQueue
 
 #: How often the gauges are set.
 _SAMPLE_SECONDS = 1.0
@@ -134,9 +135,9 @@ class KubernetesAgent:
             on_demand_changed=self._session.demand_changed,
         )
         self._waiting = UnschedulablePods(pods=views.pods, requests=self._demand, nodes=joined, clock=clock)
-        self._demand.waiting = self._waiting
-        self._verdicts = RequestVerdicts(demand=self._demand, clock=clock, pods=self._waiting)
-        self._writer = self._make_writer(api, rng, settings.status_workers)
+        statuses: KeyQueue[ObjectKey] = KeyQueue(clock)
+        self._verdicts = RequestVerdicts(demand=self._demand, clock=clock, changed=statuses.put, pods=self._waiting)
+        self._writer = self._make_writer(api, statuses, rng, settings.status_workers)
         self._demand.add_listener(self._verdicts)
         self._waiting.add_listener(self._verdicts)
         self._nodes.listen(self._node_changed)
@@ -149,12 +150,13 @@ class KubernetesAgent:
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
 
-    def _make_writer(self, api: KubernetesApi, rng: Rng, workers: int) -> StatusWriter:
+    def _make_writer(self, api: KubernetesApi, queue: KeyQueue[ObjectKey], rng: Rng, workers: int) -> StatusWriter:
         return StatusWriter(
             api=api,
             requests=self._views.capacity_requests,
             demand=self._demand,
             verdicts=self._verdicts,
+            queue=queue,
             events=self._events,
             clock=self._clock,
             rng=rng,
@@ -186,7 +188,7 @@ class KubernetesAgent:
     def roll_up(self) -> RollUp | None:
         """Return the complete demand, or None while the view may be partial."""
         with self._metrics.rollup_duration.time():
-            roll_up = self._demand.roll_up()
+            roll_up = self._demand.roll_up(self._waiting.waiting_requests)
         self._metrics.rolled_up(roll_up)
         return roll_up
 

@@ -16,7 +16,7 @@ from bigfleet.operator.nodes.placement import NodeRoom
 from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import PROMISE_SECONDS, Preflight
 from bigfleet.operator.nodes.topology_rules import PodRules
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 from tests.operator.nodes.node_world import node_body, pod_body
 from tests.operator.nodes.scheduler_rules import cluster_fault
 

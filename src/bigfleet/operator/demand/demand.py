@@ -49,14 +49,6 @@ class DemandListener(Protocol):
         ...
 
 
-class WaitingSource(Protocol):
-    """Says whose pods wait although their row is called met."""
-
-    def waiting_requests(self) -> Iterable[ObjectKey]:
-        """Return the requests whose pods are asked for once more at this moment."""
-        ...
-
-
 class OverheadSource(Protocol):
     """Says what DaemonSets take of the nodes."""
 
@@ -102,15 +94,12 @@ class DemandView:
         cluster: ClusterId,
         requests: ObjectView[CapacityRequestObject],
         clock: Clock,
-        waiting: WaitingSource | None = None,
         overheads: OverheadSource | None = None,
         on_demand_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self._requests = requests
         self._clock = clock
-        #: Set once both exist: it reads the entries of this view.
-        self.waiting = waiting
         self._overheads = overheads
         #: Called when the rows have changed, and a roll-up is worth sending.
         self.on_demand_changed = on_demand_changed
@@ -278,8 +267,11 @@ class DemandView:
         """Recount before the next roll-up."""
         self._recounted_seconds = None
 
-    def roll_up(self) -> RollUp | None:
-        """Return the complete demand with a timestamp that no other roll-up has; None while the view may be partial."""
+    def roll_up(self, waiting: Callable[[], Iterable[ObjectKey]] = tuple) -> RollUp | None:
+        """Return the complete demand with a timestamp that no other roll-up has; None while the view may be partial.
+
+        `waiting` returns the requests whose pods are asked for once more at this moment; it is not called for None.
+        """
         if not self.is_current:
             self.skipped_unsynced_total += 1
             return None
@@ -287,7 +279,7 @@ class DemandView:
         if self._recounted_seconds is None or now_seconds - self._recounted_seconds >= RECOUNT_SECONDS:
             self._recounted_seconds = now_seconds
             self.recount()
-        self._mark_waiting()
+        self._mark_waiting(waiting())
         self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
         needs = self._builder.rows()
         self._alarm(len(needs))
@@ -303,8 +295,8 @@ class DemandView:
             overheads=self._overheads.overheads() if self._overheads is not None else (),
         )
 
-    def _mark_waiting(self) -> None:
-        asked = set(self.waiting.waiting_requests()) if self.waiting is not None else set()
+    def _mark_waiting(self, waiting: Iterable[ObjectKey]) -> None:
+        asked = set(waiting)
         for key in self._marked - asked:
             self._builder.set_waiting(request_id(*key), False)
         for key in asked:

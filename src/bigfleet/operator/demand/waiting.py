@@ -111,7 +111,7 @@ class _Pod:
 
 
 class UnschedulablePods:
-    """The pods that the scheduler cannot place. An ObjectListener of Pods, and a WaitingSource."""
+    """The pods that the scheduler cannot place. An ObjectListener of Pods."""
 
     def __init__(
         self, *, pods: ObjectView[PodObject], requests: RequestsOfPods, nodes: ServingNodes, clock: Clock

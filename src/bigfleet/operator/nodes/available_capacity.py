@@ -20,7 +20,7 @@ from bigfleet.operator.kubernetes.resources import AVAILABLE_CAPACITIES, FIELD_M
 from bigfleet.operator.kubernetes.timestamps import rfc3339, unix_seconds
 from bigfleet.operator.kubernetes.views import ObjectView
 from bigfleet.operator.nodes.names import available_capacity_name
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 

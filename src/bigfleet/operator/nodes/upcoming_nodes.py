@@ -30,7 +30,7 @@ from bigfleet.operator.nodes.upcoming_node_body import (
     spec_body,
     status_body,
 )
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 

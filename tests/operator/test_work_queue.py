@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from bigfleet.operator.kubernetes.api import ApiError
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 pytestmark = pytest.mark.virtual_time

@@ -45,7 +45,7 @@ async def a_name_is_taken_once(world: FactWorld) -> None:
     error = await refused(world.create_request("a"))
 
     assert (error.status, error.reason) == (409, "AlreadyExists")
-    assert str(error).endswith('capacityrequests.bigfleet.lucy.sh "a" already exists')
+    assert 'capacityrequests.bigfleet.lucy.sh "a" already exists' in str(error)
 
 
 async def what_is_absent_is_not_found(world: FactWorld) -> None:
@@ -156,36 +156,43 @@ async def a_merge_patch_removes_with_null(world: FactWorld) -> None:
 
 
 async def a_patch_with_an_older_version_or_another_uid_is_refused(world: FactWorld) -> None:
-    """A patch without them applies to whatever is there."""
+    """The version is a precondition, the uid is not: a patch cannot change it. Without them it always applies."""
     created = await world.create_request("a")
     await world.api.patch(CAPACITY_REQUESTS, "a", {"spec": {"priority": 1}}, namespace=world.namespace)
-    stale: list[dict[str, Json]] = [
-        {"metadata": {"resourceVersion": created.metadata.resource_version}, "spec": {"priority": 2}},
-        {"metadata": {"uid": "00000000-0000-0000-0000-000000000000"}, "spec": {"priority": 2}},
+    refusals: list[tuple[dict[str, Json], int]] = [
+        ({"resourceVersion": created.metadata.resource_version}, 409),
+        ({"uid": "00000000-0000-0000-0000-000000000000"}, 422),
     ]
-    for patch in stale:
+    for metadata, status in refusals:
+        patch: JsonObject = {"metadata": metadata, "spec": {"priority": 2}}
         error = await refused(world.api.patch(CAPACITY_REQUESTS, "a", patch, namespace=world.namespace))
-        assert error.is_conflict, patch
+        assert error.status == status, metadata
 
     read = await world.api.get(CAPACITY_REQUESTS, "a", namespace=world.namespace)
     assert read.spec.priority == 1
 
 
-async def a_strategic_patch_merges_taints_by_key(world: FactWorld) -> None:
-    """Custom resources do not understand one."""
+async def a_strategic_patch_merges_conditions_by_type(world: FactWorld) -> None:
+    """Taints are replaced; custom resources do not understand such a patch."""
     name = f"node-{world.suffix}"
-    taints: Json = [{"key": "one", "value": "1", "effect": "NoSchedule"}, {"key": "two", "effect": "NoSchedule"}]
-    node: dict[str, Json] = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": taints}}
+    conditions: Json = [{"type": "One", "status": "True"}, {"type": "Two", "status": "True"}]
+    node: dict[str, Json] = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name},
+        "spec": {"taints": [{"key": "one", "effect": "NoSchedule"}]},
+        "status": {"conditions": conditions},
+    }
     await world.api.create(NODES, node)
     try:
-        patch: dict[str, Json] = {
+        patch: JsonObject = {
             "metadata": {"labels": {"a": "b"}},
-            "spec": {
-                "unschedulable": True,
-                "taints": [{"key": "one", "value": "2", "effect": "NoSchedule"}, {"key": "two", "$patch": "delete"}],
-            },
+            "spec": {"unschedulable": True, "taints": [{"key": "two", "value": "2", "effect": "NoSchedule"}]},
         }
         patched = await world.api.patch(NODES, name, patch, kind=PatchKind.STRATEGIC)
+        changes: Json = [{"type": "One", "status": "False"}, {"type": "Two", "$patch": "delete"}]
+        status: JsonObject = {"status": {"conditions": changes}}
+        changed = await world.api.patch(NODES.status, name, status, kind=PatchKind.STRATEGIC)
     finally:
         await world.api.delete(NODES, name)
     await world.create_request("a")
@@ -194,7 +201,10 @@ async def a_strategic_patch_merges_taints_by_key(world: FactWorld) -> None:
 
     assert patched.spec.unschedulable
     assert (patched.metadata.labels or {})["a"] == "b"
-    assert {each.key: each.value for each in patched.spec.taints or [] if each.key in ("one", "two")} == {"one": "2"}
+    # The controller manager adds taints of its own.
+    assert {each.key for each in patched.spec.taints or []} & {"one", "two"} == {"two"}
+    found = {each.type: each.status for each in changed.status.conditions or []}
+    assert {kind: found.get(kind) for kind in ("One", "Two")} == {"One": "False", "Two": None}
     assert (error.status, error.reason) == (415, "UnsupportedMediaType")
 
 
@@ -236,6 +246,6 @@ FACTS: list[Fact] = [
     a_generation_counts_changes_of_the_spec,
     a_merge_patch_removes_with_null,
     a_patch_with_an_older_version_or_another_uid_is_refused,
-    a_strategic_patch_merges_taints_by_key,
+    a_strategic_patch_merges_conditions_by_type,
     a_json_patch_applies_as_a_whole_or_not_at_all,
 ]

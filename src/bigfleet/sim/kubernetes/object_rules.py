@@ -1,7 +1,7 @@
 """Checks what a request gives, and computes what the server stores for it: metadata, status, generation."""
 
 from bigfleet.sim.kubernetes.kinds import KindKey, Stored, traits_of, with_defaults
-from bigfleet.sim.kubernetes.refusals import AnyResource, bad_request, conflict
+from bigfleet.sim.kubernetes.refusals import AnyResource, bad_request, conflict, invalid
 from bigfleet.sim.kubernetes.store import ObjectKey, StoredRecord
 
 _ENDED = frozenset({"Succeeded", "Failed"})
@@ -39,12 +39,18 @@ def check_place(resource: AnyResource, metadata: Stored, key: ObjectKey) -> None
         raise bad_request(text)
 
 
-def check_identity(resource: AnyResource, metadata: Stored, record: StoredRecord) -> None:
-    """Check the resource version and the uid, where they are given. Raises ApiError 409."""
+def check_identity(resource: AnyResource, metadata: Stored, record: StoredRecord, *, is_patch: bool = False) -> None:
+    """Check the resource version and the uid, where they are given.
+
+    Raises ApiError 409; for the uid of a patch 422, because there it is no precondition but a change.
+    """
     current = record.object["metadata"]
     if metadata.get("resourceVersion") not in (None, "", current["resourceVersion"]):
         raise conflict(resource, current["name"])
     if metadata.get("uid") not in (None, "", current["uid"]):
+        if is_patch:
+            why = f"metadata.uid: Invalid value: {metadata['uid']!r}: field is immutable"
+            raise invalid(resource, current["name"], why)
         why = f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {current['uid']}"
         raise conflict(resource, current["name"], why)
 

@@ -9,7 +9,6 @@ from bigfleet.sim.kubernetes.refusals import bad_request
 #: Lists that a strategic merge patch merges by a key, by their field name. All others are replaced as a whole.
 _MERGE_KEYS = {
     "conditions": "type",
-    "taints": "key",
     "ownerReferences": "uid",
     "containers": "name",
     "initContainers": "name",

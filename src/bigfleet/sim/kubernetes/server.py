@@ -237,7 +237,7 @@ class InMemoryApiServer:
         patched = plain(patched)
         metadata = patched.get("metadata") or {}
         check_place(resource, metadata, key)
-        check_identity(resource, metadata, record)
+        check_identity(resource, metadata, record, is_patch=True)
         return self._write(resource, key, record, successor(resource, record.object, patched), manager)
 
     def apply(self, resource: AnyResource, body: JsonObject, key: ObjectKey, manager: str, *, force: bool) -> Stored:

@@ -268,12 +268,17 @@ async def test_a_dropped_connection_is_an_error(server: ApiServer, api: HttpKube
     server.script.extend([dropped, dropped])
     error = await refusal(api)
     assert (error.status, error.reason) == (0, "Unreachable")
+    # Whether it was closed or reset depends on the system.
     assert str(error).startswith(f"get nodes n1: {server.url}: ")
+    assert "onnection" in str(error)
 
 
 async def test_half_an_answer_is_an_error(server: ApiServer, api: HttpKubernetesApi) -> None:
     server.script.append(stream(b'{"metadata": {"na', drops=True))
-    assert (await refusal(api)).reason == "Unreachable"
+    error = await refusal(api)
+    assert error.reason == "Unreachable"
+    assert str(error).startswith(f"get nodes n1: {server.url}: ")
+    assert "onnection" in str(error)
 
 
 async def test_a_server_that_does_not_answer_is_an_error(server: ApiServer) -> None:
@@ -291,7 +296,14 @@ async def test_a_server_that_is_not_there_is_an_error() -> None:
         async with client(ApiServer(url=url)) as api:
             error = await refusal(api)
     assert (error.status, error.reason) == (0, "Unreachable")
-    assert url in str(error)
+    assert str(error) == f"get nodes n1: {url}: Connection refused"
+
+
+async def test_a_host_that_has_no_address_is_an_error() -> None:
+    async with client(ApiServer(url="https://api.invalid")) as api:
+        error = await refusal(api)
+    assert error.reason == "Unreachable"
+    assert "SSLContext" not in str(error)
 
 
 async def test_a_closed_client_is_a_defect_of_its_user(api: HttpKubernetesApi) -> None:

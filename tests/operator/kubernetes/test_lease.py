@@ -6,13 +6,14 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, Resource
 from bigfleet.operator.kubernetes.lease import ElectionSettings, LeaderElector, LeadershipLost
 from bigfleet.operator.kubernetes.resources import LEASES
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.operator.kubernetes.fake_api import FakeApi, T, unreachable
 from tests.operator.kubernetes.object_store import ObjectStore
 
@@ -334,6 +335,7 @@ def _cleanups() -> Iterator[float]:
         yield from (0.0, 4.9, 1.0)
 
 
+@settings(max_examples=in_proportion(400))
 @given(course=COURSES)
 def test_two_never_lead_at_once(course: list[tuple[str, int, float]]) -> None:
     """Whatever becomes of the API server's answers, and although a leader's work takes seconds to end."""

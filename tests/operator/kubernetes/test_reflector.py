@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.operator.kubernetes.api import SILENT, ApiError
@@ -15,6 +15,7 @@ from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectMe
 from bigfleet.operator.kubernetes.reflector import Reflector, ReflectorSettings
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.operator.kubernetes.fake_api import FakeApi, unreachable
 from tests.operator.kubernetes.object_store import ObjectStore, expired
 
@@ -270,7 +271,7 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_end(e
         async def end_all() -> None:
             while True:
                 world.api.end_watches(end)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
 
         ending = asyncio.create_task(end_all())
         await asyncio.sleep(600)
@@ -419,6 +420,7 @@ def _act(world: World, step: str, name: Any) -> None:
     api.changed()
 
 
+@settings(max_examples=in_proportion(800))
 @given(steps=STEPS, seconds_per_request=st.sampled_from([0.0, 0.3, 2.0]))
 def test_a_view_equals_its_server_after_any_history(steps: list[tuple[str, Any]], seconds_per_request: float) -> None:
     """After any changes, disconnects and compactions; what listeners hear rebuilds it at every step."""

@@ -396,8 +396,7 @@ class HttpKubernetesApi:
         return self._tls[1]
 
     def _unreachable(self, what: str, error: Exception) -> ApiError:
-        text = str(error) or type(error).__name__
-        return ApiError(0, "Unreachable", f"{what}: {self._endpoint.server}: {text}")
+        return ApiError(0, "Unreachable", f"{what}: {self._endpoint.server}: {_connection_fault(error)}")
 
     def _timed_out(self, what: str, timeout: aiohttp.ClientTimeout) -> ApiError:
         if timeout is self._watch_timeout:
@@ -450,6 +449,22 @@ def tls_context(authority_pem: bytes, certificate_pem: bytes, key_pem: bytes, *,
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+def _connection_fault(error: Exception) -> str:
+    """Return what went wrong with a connection, for a person."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return str(error.certificate_error)
+    if isinstance(error, aiohttp.ClientConnectorError):
+        cause = error.os_error
+        if isinstance(cause, ssl.SSLError) or not cause.errno or cause.errno < 0:
+            return cause.strerror or str(cause)
+        return os.strerror(cause.errno)
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection was lost in the middle of an answer"
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection without an answer"
+    return str(error) or type(error).__name__
 
 
 class _Decoding:

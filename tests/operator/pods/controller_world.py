@@ -105,9 +105,12 @@ class ControllerProcess:
 
     async def end(self) -> None:
         await self.follow()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        left = set(self._tasks)
+        while left:
+            for task in left:
+                task.cancel()
+            # Again, should a cancellation be lost in a client that is just closing a watch.
+            _, left = await asyncio.wait(left, timeout=1)
 
 
 class ControllerWorld:

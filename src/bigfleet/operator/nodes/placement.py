@@ -69,7 +69,7 @@ class Unplaced:
 
 
 @dataclass(slots=True)
-class PodPlacement:
+class PlacedPods:
     """Where each pod would go, by node name; `unplaced` is the first that fits nowhere."""
 
     assigned: dict[PodKey, str] = field(default_factory=dict)
@@ -109,9 +109,9 @@ class PodPlacer:
         self._kinds: dict[bytes, _Kind] = {}
         self._placed: list[Located] = []
 
-    def place(self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]) -> PodPlacement:
+    def place(self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]) -> PlacedPods:
         """Place pods, the largest by `size` first; stops at the first that fits nowhere."""
-        placement = PodPlacement()
+        placement = PlacedPods()
         sized = []
         for pod in pods:
             try:

@@ -14,7 +14,7 @@ from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
-from bigfleet.operator.nodes.placement import PodPlacer, NodeRoom
+from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer
 from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, is_terminating, moves_in_a_drain, requested_by
 from bigfleet.operator.nodes.topology_rules import Located, depends_on_others
 

@@ -105,12 +105,9 @@ class ControllerProcess:
 
     async def end(self) -> None:
         await self.follow()
-        left = set(self._tasks)
-        while left:
-            for task in left:
-                task.cancel()
-            # Again, should a cancellation be lost in a client that is just closing a watch.
-            _, left = await asyncio.wait(left, timeout=1)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class ControllerWorld:

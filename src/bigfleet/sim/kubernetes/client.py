@@ -6,7 +6,7 @@ It has its user, rights and faults, and records its calls.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from bigfleet.operator.kubernetes.api import Json, JsonObject, Page, PatchKind, Resource, WatchEvent
@@ -109,11 +109,11 @@ class InMemoryApi:
             yield stream.events()
         finally:
             timer.cancel()
-            with suppress(asyncio.CancelledError):
-                await timer
             unsubscribe()
             for watches in (server.watches, self._watches):
                 watches.remove(stream)
+            # Not awaited itself: the caller's own cancellation may arrive here, and must not be taken for the timer's.
+            await asyncio.wait((timer,))
 
     async def get(self, resource: Resource[T], name: str, *, namespace: str = "") -> T:
         """Return one object."""

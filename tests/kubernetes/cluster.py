@@ -97,9 +97,7 @@ class ClusterUnderTest:
     ) -> None:
         try:
             await asyncio.gather(*(self.kubelet.remove_node(name) for name in list(self.kubelet.nodes)))
-            for namespace in self._namespaces:
-                with suppress(ApiError):
-                    await self.api.delete(NAMESPACES, namespace)
+            await self.remove_namespaces()
         finally:
             self._running.cancel()
             (ended,) = await asyncio.gather(self._running, return_exceptions=True)
@@ -134,6 +132,12 @@ class ClusterUnderTest:
         # A pod is refused until the controller manager has made the service account of its namespace.
         await self.found(SERVICE_ACCOUNTS, "default", name)
         return name
+
+    async def remove_namespaces(self) -> None:
+        """Delete the namespaces that were made, without waiting for their ends."""
+        while self._namespaces:
+            with suppress(ApiError):
+                await self.api.delete(NAMESPACES, self._namespaces.pop())
 
     async def read(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
         """Return an object, None when it is absent."""

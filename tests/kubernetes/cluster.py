@@ -6,7 +6,7 @@ for the provider, and pods run on the machines that it makes.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sized
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,21 @@ async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T
         raise AssertionError(f"{failure}; at last it was {last!r}") from None
     assert last is not None
     return last
+
+
+async def until_nothing(read: Callable[[], Awaitable[Sized]], failure: str) -> None:
+    """Return once `read` returns something empty. Raises AssertionError with what it returned last."""
+    last: Sized = ""
+
+    async def is_nothing() -> bool:
+        nonlocal last
+        last = await read()
+        return not last
+
+    try:
+        await wait_until_async(is_nothing, poll_seconds=_POLL_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"{failure}: {last!r}") from None
 
 
 class ClusterUnderTest:

@@ -14,19 +14,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.cli.up.fleet_check import FleetCheck, check_fleet
 from bigfleet.cli.up.kubernetes.run import ProviderMachines
 from bigfleet.cli.up.observer import ShardObserver
 from bigfleet.demo.kubernetes.fake_node import FakeNode
-from bigfleet.demo.kubernetes.machine_nodes import nodes_of
+from bigfleet.demo.kubernetes.machine_nodes import node_name, nodes_of
+from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
-from bigfleet.operator.kubernetes.api import ApiError
-from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.model.node_identity import node_labels, node_taints
+from bigfleet.model.states import MachineState
+from bigfleet.operator.demand.capacity_requests import request_of_spec
+from bigfleet.operator.kubernetes.api import ApiError, Resource
+from bigfleet.operator.kubernetes.objects import KubernetesObject, PodObject
 from bigfleet.operator.kubernetes.resources import (
     AVAILABLE_CAPACITIES,
     CAPACITY_REQUESTS,
@@ -34,9 +39,10 @@ from bigfleet.operator.kubernetes.resources import (
     PODS,
     UPCOMING_NODES,
 )
+from bigfleet.operator.requests import CapacityRequest, UnmappableRequest
 from bigfleet.provider.backends.simulated.book import Entry
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
-from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, is_ready
+from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, is_ready, until_nothing
 from tests.kubernetes.program import Program
 from tests.processes import free_port
 
@@ -53,7 +59,10 @@ TIME_SCALE = 0.02
 #: Seconds since the world began that no test reaches.
 _FOR_EVER = 1e12
 
+_ON_OFFER = (MachineState.IDLE, MachineState.SPECULATIVE)
+
 Pool = dict[str, Any]
+K = TypeVar("K", bound=KubernetesObject)
 
 
 def operator_of(cluster: str) -> str:
@@ -276,7 +285,60 @@ class FleetUnderTest:
 
         await self.clusters[name].follow_machines(read)
 
+    async def requests(self, cluster: str) -> list[CapacityRequest]:
+        """Return the demand of a cluster as its CapacityRequests say it, those that cannot be mapped left out."""
+        found = []
+        for stored in (await self.clusters[cluster].api.list_page(CAPACITY_REQUESTS, limit=0)).items:
+            metadata = stored.metadata
+            with suppress(UnmappableRequest):
+                found.append(request_of_spec(stored.spec, metadata.namespace, "/".join(metadata.key)))
+        return found
+
+    async def check(self) -> FleetCheck:
+        """Compare the fleet with a packer's, for the demand of this moment."""
+        figures = await self.observer.look_after(SystemClock().unix_nanos())
+        demand = {name: await self.requests(name) for name in self.clusters}
+        return await asyncio.to_thread(check_fleet, demand, figures)
+
+    async def hostable_pods(self, name: str) -> list[str]:
+        """Return the pending pods of a cluster that some machine on offer could host, with that machine.
+
+        Judged by amounts, node selector and taints alone, against what the provider lists and has not bound.
+        """
+        offered = [each for each in await self.machines() if each.state in _ON_OFFER]
+        free = [each for each in offered if each.zone not in self._zones_out]
+        pods = (await self.clusters[name].api.list_page(PODS, limit=0)).items
+        pending = [each for each in pods if not each.spec.node_name and each.metadata.deletion_timestamp is None]
+        pairs = ((pod, next((each for each in free if could_host(each, pod)), None)) for pod in pending)
+        return [f"{pod.metadata.name} on {machine.id}" for pod, machine in pairs if machine is not None]
+
+    async def superfluous(self, name: str) -> list[str]:
+        """Return the machines of a cluster that are on their way, or whose nodes host no pods but those of daemons."""
+        pods = (await self.clusters[name].api.list_page(PODS, limit=0)).items
+        used = {pod.spec.node_name for pod in pods if _is_live(pod)}
+        return [
+            f"{machine.id} {machine.state.label}"
+            for machine in await self.machines_of(name)
+            if machine.state is not MachineState.CONFIGURED or node_name(machine) not in used
+        ]
+
     # ---- waits
+
+    async def at_rest(self) -> None:
+        """Return once no pod waits that could be hosted, no machine serves nobody, and all objects are exact."""
+
+        async def unrest() -> list[str]:
+            found = []
+            for name in self.clusters:
+                found += await self.hostable_pods(name)
+                found += await self.superfluous(name)
+                found += [text for text in [await self.difference(name)] if text]
+            return found
+
+        try:
+            await until_nothing(unrest, "the fleet does not come to rest")
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *self.complaints()])) from None
 
     async def objects_are_exact(self, name: str) -> None:
         """Return once a cluster's UpcomingNodes are those of its bound machines, its requests those of its live pods.
@@ -284,16 +346,7 @@ class FleetUnderTest:
         Nodes are those machines too. Raises AssertionError with what differs.
         """
 
-        async def is_exact() -> bool:
-            nonlocal difference
-            difference = await self.difference(name)
-            return not difference
-
-        difference = ""
-        try:
-            await eventually(is_exact, "")
-        except AssertionError:
-            raise AssertionError(f"{name}: {difference}") from None
+        await until_nothing(lambda: self.difference(name), f"{name} has other objects than it should")
 
     async def difference(self, name: str) -> str:
         """Return how a cluster's objects differ from its machines and pods, "" when they do not."""
@@ -328,6 +381,21 @@ class FleetUnderTest:
             ) from None
 
 
+def could_host(machine: Machine, pod: PodObject) -> bool:
+    """Say whether an empty machine has the amounts and the labels that a pod asks for, and no taint that it minds."""
+    supply = vector.parse_vector(machine.allocatable or machine.resources)
+    wanted = vector.parse_vector(
+        {
+            name: str(amount)
+            for container in pod.spec.containers[:1]
+            for name, amount in (container.resources.requests or {}).items()
+        }
+    )
+    labels = node_labels(machine)
+    selected = all(labels.get(key) == value for key, value in (pod.spec.node_selector or {}).items())
+    return selected and vector.covers(supply, wanted) and not (list(node_taints(machine)) and not pod.spec.tolerations)
+
+
 async def install_rights(cluster: ClusterUnderTest) -> None:
     """Install our definitions, and the service accounts with exactly the rights of the manifests."""
     await cluster.install_definitions()
@@ -350,7 +418,11 @@ async def _remove_everything(cluster: ClusterUnderTest) -> None:
         return not pods.items
 
     await eventually(is_empty, "pods are left")
-    for resource in (UPCOMING_NODES, AVAILABLE_CAPACITIES):
-        for each in (await cluster.api.list_page(resource, limit=0)).items:
-            with suppress(ApiError):
-                await cluster.api.delete(resource, each.metadata.name)
+    await _delete_all(cluster, UPCOMING_NODES)
+    await _delete_all(cluster, AVAILABLE_CAPACITIES)
+
+
+async def _delete_all(cluster: ClusterUnderTest, resource: Resource[K]) -> None:
+    for each in (await cluster.api.list_page(resource, limit=0)).items:
+        with suppress(ApiError):
+            await cluster.api.delete(resource, each.metadata.name)

@@ -59,6 +59,8 @@ TIME_SCALE = 0.02
 #: Seconds since the world began that no test reaches.
 _FOR_EVER = 1e12
 
+#: More than a machine is excess before it is reclaimed (`--reclaim-after`).
+QUIET_CYCLES = 8
 _ON_OFFER = (MachineState.IDLE, MachineState.SPECULATIVE)
 
 Pool = dict[str, Any]
@@ -212,7 +214,7 @@ class FleetUnderTest:
             "--metrics-addr", self.address_of(f"{SHARD}-metrics"),
             "--data-dir", str(self.folder / "shard"),
             "--provider-addr", self.address_of(PROVIDER),
-            "--cycle-interval", "2s",
+            "--cycle-interval", "1s",
             "--reclaim-after", "4s",
             "--reclaim-cap-fraction", "0",
             "--plan-wait", "5s",
@@ -325,14 +327,24 @@ class FleetUnderTest:
     # ---- waits
 
     async def at_rest(self) -> None:
-        """Return once no pod waits that could be hosted, no machine serves nobody, and all objects are exact."""
+        """Return once no pod waits that could be hosted, no machine serves nobody, and all objects are exact.
+
+        That holds then while the shard decides several times, and starts nothing any more.
+        """
+        began, actions = 0, -1
 
         async def unrest() -> list[str]:
+            nonlocal began, actions
             found = []
             for name in self.clusters:
                 found += await self.hostable_pods(name)
                 found += await self.superfluous(name)
                 found += [text for text in [await self.difference(name)] if text]
+            figures = await self.observer.look()
+            if found or figures.cycle < began or self.observer.actions.total != actions:
+                began, actions = figures.cycle, self.observer.actions.total
+            if figures.cycle < began + QUIET_CYCLES:
+                found.append(f"the shard has decided {figures.cycle - began} times since its last action")
             return found
 
         try:

@@ -102,9 +102,11 @@ class Course:
         except AssertionError as error:
             raise AssertionError("\n".join([str(error), *self.fleet.complaints()])) from None
         await self.fleet.at_rest()
-        ratio = (await self.fleet.check()).ratio
-        if ratio is not None:
-            self.ratios.append(ratio)
+        check = await self.fleet.check()
+        if not unhosted:
+            assert check.packed is not None
+            assert not check.packed.unhosted
+            self.ratios.append(check.usd_per_hour / check.packed.usd_per_hour)
 
     async def swing(self) -> None:
         """Half of the demand goes and comes back, in turns."""

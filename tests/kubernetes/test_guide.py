@@ -139,9 +139,9 @@ class Reader:
             if f"$({variable['name']})" in argument:
                 value = await self._value("configmap", source["name"], source["key"])
                 argument = argument.replace(f"$({variable['name']})", value)
+        flag, _equals, path = argument.partition("=")
         volumes = {each["name"]: each for each in pod["volumes"]}
         for mount in container["volumeMounts"]:
-            flag, _equals, path = argument.partition("=")
             if path.startswith(f"{mount['mountPath']}/"):
                 place = self.folder / "mounted" / path.lstrip("/")
                 place.parent.mkdir(parents=True, exist_ok=True)

@@ -123,6 +123,8 @@ class Reader:
         code, printed = await self.run(f"kubectl -n {NAMESPACE} get deployment {name} -o yaml")
         assert code == 0, printed
         pod = yaml.safe_load(printed)["spec"]["template"]["spec"]
+        code, printed = await self.run(f"kubectl -n {NAMESPACE} scale deployment {name} --replicas=0")
+        assert code == 0, printed
         (container,) = pod["containers"]
         arguments = [await self._resolved(each, pod, container) for each in container["args"]]
         arguments = [f"--metrics-addr=127.0.0.1:{free_port()}" if "metrics-addr" in each else each for each in arguments]

@@ -141,7 +141,7 @@ class SessionClient:
                 self.replaced_total += ended.kind is EndKind.REPLACED
             report = log.error if ended.kind is EndKind.DENIED else log.info
             report(
-                "operator.session_ended",
+                "session.ended",
                 cluster=self._cluster,
                 kind=ended.kind.value,
                 reason=str(ended),

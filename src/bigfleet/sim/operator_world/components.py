@@ -126,8 +126,7 @@ class ClusterComponents:
             for _ in range(wanted - len(pods)):
                 self._make_pod(workload, controller["metadata"]["uid"])
             # Those that wait go first, then the newest.
-            surplus = sorted(pods, key=lambda pod: (not node_of(pod), pod["metadata"]["name"]), reverse=False)
-            surplus = [pod for pod in surplus if not node_of(pod)] + [pod for pod in surplus if node_of(pod)][::-1]
+            surplus = [pod for pod in pods if not node_of(pod)] + [pod for pod in pods if node_of(pod)][::-1]
             for pod in surplus[: max(0, len(pods) - wanted)]:
                 self._delete(pod)
 
@@ -239,15 +238,15 @@ class ClusterComponents:
             if chosen is not None:
                 self._bind(pod, chosen)
                 continue
-            victims = next((found for room in rooms.values() if (found := room.victims_for(pod))), [])
+            room, victims = next(
+                ((room, found) for room in rooms.values() if (found := room.victims_for(pod))), (None, [])
+            )
             for victim in victims:
                 self._observations.note("preempted", victim["metadata"]["name"], pod["metadata"]["name"])
                 self._delete(victim)
-            if victims:
+            if room is not None:
                 # The room that they leave is the preemptor's: nobody else is put there in this step.
-                for room in rooms.values():
-                    if room.name == node_of(victims[0]):
-                        room.free_cpu = 0
+                room.is_reserved = True
             self._mark_unschedulable(pod, [room.lack_for(pod) for room in rooms.values()])
 
     def _open_nodes(self) -> dict[str, Stored]:
@@ -327,13 +326,15 @@ class _Room:
 
     def __init__(self, node: Stored, pods: Iterable[Stored]) -> None:
         self.name = str(node["metadata"]["name"])
+        #: Somebody has been preempted here.
+        self.is_reserved = False
         allocatable = node["status"]["allocatable"]
         self.pods = [pod for pod in pods if node_of(pod) == self.name]
         self.free_cpu = parse_quantity(str(allocatable["cpu"])) - sum(cpu_of(pod) for pod in self.pods)
 
     def lack_for(self, pod: Stored) -> str:
         """Return what is missing for a pod, "" for nothing."""
-        if self.free_cpu < cpu_of(pod):
+        if self.is_reserved or self.free_cpu < cpu_of(pod):
             return "Insufficient cpu"
         if _is_exclusive(pod) and any(_app(each) == _app(pod) for each in self.pods):
             return "node(s) didn't match pod anti-affinity rules"
@@ -350,7 +351,8 @@ class _Room:
         lower = [each for each in self.pods if each["spec"].get("priority", priority) < priority]
         lower = [each for each in lower if _app(each) != DAEMON]
         leaving = sum(cpu_of(each) for each in self.pods if is_ending(each))
-        if _is_exclusive(pod) and any(_app(each) == _app(pod) for each in self.pods):
+        is_excluded = _is_exclusive(pod) and any(_app(each) == _app(pod) for each in self.pods)
+        if is_excluded or self.is_reserved:
             return []
         if self.free_cpu + leaving >= cpu_of(pod):
             # Room comes by itself.

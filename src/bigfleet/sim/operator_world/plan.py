@@ -104,7 +104,7 @@ def draw_operator(seed: int) -> OperatorPlan:
         replicas=rng.choice((1, 2, 2)),
         has_node_labels=rng.random() < 0.7,
         ready_seconds=rng.choice((0.0, 5.0, 20.0)),
-        collects_seconds=rng.choice((1.0, 30.0)),
+        collects_seconds=rng.choice((5.0, 30.0)),
         history_max=rng.choice((30, 500)),
     )
 
@@ -112,7 +112,7 @@ def draw_operator(seed: int) -> OperatorPlan:
 def _pools(rng: Random) -> tuple[PoolPlan, ...]:
     pools = [_pool(rng, "small", "bare_metal", rng.randint(3, 6), 0.0)]
     if rng.random() < 0.6:
-        pools.append(_pool(rng, "small", "on_demand", rng.randint(2, 5), 0.0))
+        pools.append(_pool(rng, "small", "reserved", rng.randint(2, 5), 0.0))
     if rng.random() < 0.4:
         pools.append(_pool(rng, "large", "spot", rng.randint(1, 3), 0.3))
     return tuple(pools)
@@ -126,7 +126,7 @@ def _pool(rng: Random, instance_type: str, capacity_type: str, count: int, proba
         capacity_type=capacity_type,
         count=count,
         cpu=cpu,
-        price_usd_per_hour=price * {"bare_metal": 0.2, "on_demand": 1.0, "spot": 0.3}[capacity_type],
+        price_usd_per_hour=price * {"bare_metal": 0.2, "reserved": 0.6, "spot": 0.3}[capacity_type],
         probability=probability,
     )
 

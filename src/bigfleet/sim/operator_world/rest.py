@@ -15,7 +15,7 @@ from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, OWNED_BY_P
 from bigfleet.sim.kubernetes.eviction import eviction_refusal
 from bigfleet.sim.kubernetes.kinds import POD_DISRUPTION_BUDGETS, Stored, kind_key
 from bigfleet.sim.operator_world.components import DAEMON, POD_NAMESPACE, cpu_of, is_ending, is_of, node_of
-from bigfleet.sim.operator_world.invariants import demand_of
+from bigfleet.sim.operator_world.invariants import CHANGES, K4_SENTENCE, demand_of, no_demand_that_was_never_true
 from bigfleet.sim.operator_world.site import KubernetesSite, is_annotated
 from bigfleet.sim.operator_world.world import OperatorWorld
 
@@ -40,16 +40,20 @@ def each_pod_has_its_request(_world: OperatorWorld, site: KubernetesSite) -> Ite
 
 
 def upcoming_nodes_are_the_bound_machines(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
-    """At rest the UpcomingNodes are the machines that are bound to the cluster, and Ready."""
-    bound = {each.id for each in world.machines() if each.cluster == site.name and each.state is S.CONFIGURED}
+    """At rest the UpcomingNodes are the machines that are bound to the cluster: Ready, or Failed."""
+    bound = {
+        str(each.id): "Ready" if each.state is S.CONFIGURED else "Failed"
+        for each in world.machines()
+        if each.cluster == site.name and each.state in (S.CONFIGURED, S.FAILED)
+    }
     shown = {each.spec.machine_id: each.status.phase for each in site.server.read_all(UPCOMING_NODES)}
-    for machine_id in sorted(bound | shown.keys()):
+    for machine_id in sorted(bound.keys() | shown.keys()):
         if machine_id not in shown:
             yield f"{machine_id} is bound to {site.name}, and has no UpcomingNode"
         elif machine_id not in bound:
             yield f"{machine_id} is not bound to {site.name}, and has an UpcomingNode, {shown[machine_id]}"
-        elif shown[machine_id] != "Ready":
-            yield f"{machine_id} serves {site.name}, and its UpcomingNode is {shown[machine_id]}"
+        elif shown[machine_id] != bound[machine_id]:
+            yield f"{machine_id} is {bound[machine_id]} in {site.name}, and its UpcomingNode is {shown[machine_id]}"
 
 
 def the_demand_in_force_is_what_is_stored(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
@@ -120,4 +124,16 @@ AT_REST: tuple[tuple[str, Check], ...] = (
     ("K8", the_demand_in_force_is_what_is_stored),
     ("K9", pods_run_where_a_machine_could_host_them),
     ("K10", nodes_in_service_are_open),
+)
+
+_CHECKS = (
+    ("K1", no_demand_that_was_never_true),
+    *(each for checks in CHANGES.values() for each in checks),
+    *AT_REST,
+    ("K11", drains_go_on),
+)
+#: What K1 to K11 promise, with their names.
+SENTENCES: tuple[tuple[str, str], ...] = (
+    *((name, " ".join((check.__doc__ or "").split())) for name, check in _CHECKS),
+    ("K4", K4_SENTENCE),
 )

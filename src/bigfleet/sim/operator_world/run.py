@@ -14,6 +14,8 @@ from bigfleet.sim.operator_world.world import OperatorWorld
 from bigfleet.sim.world.run import WorldResult, heal, last_words, run_world, safety_phase
 
 _LOOK_SECONDS = 5.0
+#: No machine of this world is held idle for longer.
+REST_SECONDS = 250.0
 
 
 def run_operator_plan(plan: OperatorPlan) -> WorldResult:
@@ -40,7 +42,7 @@ async def _live(world: OperatorWorld) -> None:
     for site in world.sites:
         site.heal()
     await heal(world)
-    is_at_rest = await liveness.come_to_rest(world)
+    is_at_rest = await liveness.come_to_rest(world, rest_seconds=REST_SECONDS)
     if world.observations.violations:
         return
     await last_words(world, is_at_rest)

@@ -6,6 +6,7 @@ long nothing has disturbed the cluster.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from bigfleet.model.clock import Clock
@@ -100,8 +101,7 @@ class KubernetesSite:
         store = self.server.store
         store.subscribe(kind_key(CAPACITY_REQUESTS), self._count)
         for resource in (PODS, NODES, CAPACITY_REQUESTS):
-            plural = resource.plural
-            store.subscribe(kind_key(resource), lambda change, plural=plural: on_change(self, plural, change))
+            store.subscribe(kind_key(resource), partial(on_change, self, resource.plural))
 
     @property
     def replicas(self) -> list[Replica]:

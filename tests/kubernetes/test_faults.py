@@ -158,7 +158,7 @@ async def test_of_two_operators_with_one_cluster_id_one_holds_the_session_and_th
     second.start()
 
     def replaced() -> list[str]:
-        ends = [*first.events("operator.session_ended"), *second.events("operator.session_ended")]
+        ends = [*first.events("session.ended"), *second.events("session.ended")]
         return [end["reason"] for end in ends if end["kind"] == "replaced"]
 
     await logged(replaced)

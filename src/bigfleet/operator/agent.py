@@ -8,7 +8,6 @@ leader, and ends with it; nothing here decides about machines.
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from bigfleet.model import frames
@@ -27,6 +26,7 @@ from bigfleet.operator.kubernetes.api import KubernetesApi
 from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import NODES
+from bigfleet.operator.kubernetes.timestamps import unix_seconds
 from bigfleet.operator.metrics import AgentFigures, OperatorMetrics
 from bigfleet.operator.nodes.available_capacity import AvailableCapacities
 from bigfleet.operator.nodes.drain_executor import DrainExecutor
@@ -293,9 +293,6 @@ class KubernetesAgent:
 def _ready_since(node: NodeObject) -> float | None:
     """Return since when a node says that it is Ready, Unix seconds; None when it does not say."""
     for condition in node.status.conditions or ():
-        if condition.type == "Ready" and condition.last_transition_time:
-            try:
-                return datetime.fromisoformat(condition.last_transition_time).timestamp()
-            except ValueError:
-                return None
+        if condition.type == "Ready":
+            return unix_seconds(condition.last_transition_time)
     return None

@@ -18,6 +18,7 @@ from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.gang_domains import GangDomains
 from bigfleet.operator.demand.joined_nodes import JoinedNodes
 from bigfleet.operator.demand.overheads import NodeOverheads
 from bigfleet.operator.demand.waiting import UnschedulablePods
@@ -126,12 +127,14 @@ class KubernetesAgent:
             force=settings.drain_force,
         )
         overheads = NodeOverheads(views.daemon_sets)
+        domains = GangDomains(views.nodes)
         joined = JoinedNodes(pods=pods_by_node, clock=clock)
         self._demand = DemandView(
             cluster=cluster,
             requests=views.capacity_requests,
             clock=clock,
             overheads=overheads,
+            domains=domains,
             on_demand_changed=self._session.demand_changed,
         )
         self._waiting = UnschedulablePods(pods=views.pods, requests=self._demand, nodes=joined, clock=clock)
@@ -145,6 +148,7 @@ class KubernetesAgent:
         views.nodes.add_listener(self._nodes)
         views.nodes.add_listener(joined)
         views.pods.add_listener(pods_by_node)
+        views.pods.add_listener(domains)
         views.upcoming_nodes.add_listener(self._upcoming)
         views.daemon_sets.add_listener(overheads)
         views.capacity_requests.add_listener(self._demand)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 Quantity = str | int | float
 
-_MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 
 class _Struct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
@@ -292,7 +292,7 @@ class PodObject(KubernetesObject):
     @property
     def is_mirror(self) -> bool:
         """Say whether the pod stands for one that a node runs from a file of its own."""
-        return _MIRROR_ANNOTATION in (self.metadata.annotations or {})
+        return MIRROR_ANNOTATION in (self.metadata.annotations or {})
 
     @property
     def is_of_daemon_set(self) -> bool:

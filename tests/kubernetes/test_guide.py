@@ -127,7 +127,9 @@ class Reader:
         assert code == 0, printed
         (container,) = pod["containers"]
         arguments = [await self._resolved(each, pod, container) for each in container["args"]]
-        arguments = [f"--metrics-addr=127.0.0.1:{free_port()}" if "metrics-addr" in each else each for each in arguments]
+        arguments = [
+            f"--metrics-addr=127.0.0.1:{free_port()}" if "metrics-addr" in each else each for each in arguments
+        ]
         access = await self.cluster.plane.service_account_kubeconfig(NAMESPACE, pod["serviceAccountName"])
         self.start(
             name, [*container["command"], *arguments, f"--namespace={NAMESPACE}"],

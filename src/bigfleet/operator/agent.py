@@ -8,7 +8,6 @@ leader, and ends with it; nothing here decides about machines.
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from bigfleet.model import frames
@@ -18,6 +17,7 @@ from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.gang_domains import GangDomains
 from bigfleet.operator.demand.joined_nodes import JoinedNodes
 from bigfleet.operator.demand.overheads import NodeOverheads
 from bigfleet.operator.demand.waiting import UnschedulablePods
@@ -26,6 +26,7 @@ from bigfleet.operator.kubernetes.api import KubernetesApi
 from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import NODES
+from bigfleet.operator.kubernetes.timestamps import unix_seconds
 from bigfleet.operator.metrics import AgentFigures, OperatorMetrics
 from bigfleet.operator.nodes.available_capacity import AvailableCapacities
 from bigfleet.operator.nodes.drain_executor import DrainExecutor
@@ -125,12 +126,14 @@ class KubernetesAgent:
             force=settings.drain_force,
         )
         overheads = NodeOverheads(views.daemon_sets)
+        domains = GangDomains(views.nodes)
         joined = JoinedNodes(pods=pods_by_node, clock=clock)
         self._demand = DemandView(
             cluster=cluster,
             requests=views.capacity_requests,
             clock=clock,
             overheads=overheads,
+            domains=domains,
             on_demand_changed=self._session.demand_changed,
         )
         self._waiting = UnschedulablePods(pods=views.pods, requests=self._demand, nodes=joined, clock=clock)
@@ -144,6 +147,7 @@ class KubernetesAgent:
         views.nodes.add_listener(self._nodes)
         views.nodes.add_listener(joined)
         views.pods.add_listener(pods_by_node)
+        views.pods.add_listener(domains)
         views.upcoming_nodes.add_listener(self._upcoming)
         views.daemon_sets.add_listener(overheads)
         views.capacity_requests.add_listener(self._demand)
@@ -289,9 +293,6 @@ class KubernetesAgent:
 def _ready_since(node: NodeObject) -> float | None:
     """Return since when a node says that it is Ready, Unix seconds; None when it does not say."""
     for condition in node.status.conditions or ():
-        if condition.type == "Ready" and condition.last_transition_time:
-            try:
-                return datetime.fromisoformat(condition.last_transition_time).timestamp()
-            except ValueError:
-                return None
+        if condition.type == "Ready":
+            return unix_seconds(condition.last_transition_time)
     return None

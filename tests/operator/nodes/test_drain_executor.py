@@ -160,6 +160,18 @@ async def test_one_node_is_not_drained_for_two_machines_at_once(world: NodeWorld
     }
 
 
+async def test_a_node_that_is_being_drained_for_another_machine_is_ambiguous(world: NodeWorld) -> None:
+    world.node("n", "m", provider_id="p://x/other")
+    world.kubelet.stubborn.add("p")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.instruct("m", id="i-1")
+    operator.instruct("other", id="i-2", provider_ids=["p://x/other"])
+    await asyncio.sleep(1)
+
+    assert operator.outcomes() == {"other": ("FAILED", "ambiguous: Node n is being drained for machine m")}
+
+
 async def test_a_node_that_goes_before_it_is_cordoned_is_not_found(world: NodeWorld) -> None:
     world.node("n", "m")
     operator = world.operator()

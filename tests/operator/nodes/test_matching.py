@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.frames import NodeStateUpdate
@@ -264,6 +264,9 @@ events = st.lists(
 
 
 @settings(max_examples=200)
+@example(
+    [("node", "x", "", "p://x/a"), ("machine", "m1", "p://x/a"), ("machine", "m2", "p://x/a"), ("machine", "m1", "")]
+)
 @given(events)
 async def test_indexes_that_follow_events_agree_with_ones_made_from_the_end(steps: list[tuple[str, ...]]) -> None:
     """The order in which Nodes and machines came does not matter."""

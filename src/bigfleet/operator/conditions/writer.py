@@ -7,12 +7,11 @@ else is logged and tried again with the next change or sweep.
 
 import asyncio
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
 import structlog
 
-from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
 from bigfleet.operator.conditions import wording
 from bigfleet.operator.conditions.key_queue import KeyQueue
@@ -24,6 +23,7 @@ from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.events import EventSeverity, reference_to
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectReference
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, PODS
+from bigfleet.operator.kubernetes.timestamps import rfc3339
 from bigfleet.operator.kubernetes.views import ObjectView
 
 log = structlog.get_logger(__name__)
@@ -208,7 +208,7 @@ class StatusWriter:
         if entry.generation != stored.metadata.generation:
             # The entry follows the view; what was written last is of another generation.
             return False
-        change = status_change(stored, self._verdicts.desired(entry), self._now())
+        change = status_change(stored, self._verdicts.desired(entry), rfc3339(self._clock.unix_nanos()))
         if change is None:
             return False
         try:
@@ -236,10 +236,6 @@ class StatusWriter:
             return written
         del self._written[key]
         return stored
-
-    def _now(self) -> str:
-        moment = datetime.fromtimestamp(self._clock.unix_nanos() // NANOS_PER_SECOND, UTC)
-        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     # ---- Events -------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ from bigfleet.operator.kubernetes.views import ObjectListener
 
 K = TypeVar("K", bound=KubernetesObject)
 
+_TOO_MANY_REQUESTS = 429
+
 log = structlog.get_logger(__name__)
 
 _Key = tuple[str, str]
@@ -151,7 +153,9 @@ class Reflector(Generic[K]):
                         attempt = 0
                     attempt += 1
                     delay_seconds = self._delay_seconds(attempt, error)
-                    log.warning(
+                    # An API server ends watches that fall behind, and asks clients to come later, in its normal life.
+                    report = log.info if error.is_expired or error.status == _TOO_MANY_REQUESTS else log.warning
+                    report(
                         "operator.watch_failed",
                         resource=self._resource.label,
                         error=str(error),

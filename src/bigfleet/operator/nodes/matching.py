@@ -218,7 +218,9 @@ class NodeMatcher:
         is_new = known is None or known.provider_id != update.provider_id
         self._machines[machine_id] = _ReportedMachine(update.provider_id, update.state, since_seconds)
         if is_new:
-            self._tie_all({machine_id} | self._rivals(update.provider_id))
+            # Machines that shared the former id as well: one of them may be alone with it now.
+            former = self._rivals(known.provider_id) if known is not None else set()
+            self._tie_all({machine_id} | former | self._rivals(update.provider_id))
             if machine_id not in self._node_of:
                 # Without a Node there was nothing to say of it; that it is expected is new.
                 self._say(machine_id)

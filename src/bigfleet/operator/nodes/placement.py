@@ -69,7 +69,7 @@ class Unplaced:
 
 
 @dataclass(slots=True)
-class FittedPods:
+class PlacedPods:
     """Where each pod would go, by node name; `unplaced` is the first that fits nowhere."""
 
     assigned: dict[PodKey, str] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class _Kind:
     start: int = 0
 
 
-class NodeFirstFit:
+class PodPlacer:
     """Places pods, one set at a time, into rooms that it uses up."""
 
     def __init__(
@@ -109,9 +109,9 @@ class NodeFirstFit:
         self._kinds: dict[bytes, _Kind] = {}
         self._placed: list[Located] = []
 
-    def place(self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]) -> FittedPods:
+    def place(self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]) -> PlacedPods:
         """Place pods, the largest by `size` first; stops at the first that fits nowhere."""
-        placement = FittedPods()
+        placement = PlacedPods()
         sized = []
         for pod in pods:
             try:

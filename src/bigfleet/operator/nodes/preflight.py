@@ -14,7 +14,7 @@ from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
-from bigfleet.operator.nodes.placement import NodeFirstFit, NodeRoom
+from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer
 from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, is_terminating, moves_in_a_drain, requested_by
 from bigfleet.operator.nodes.topology_rules import Located, depends_on_others
 
@@ -78,7 +78,7 @@ class Preflight:
         """Take back the room that was promised for a machine's drain: it was withdrawn."""
         self._promises.pop(machine_id, None)
 
-    def _fit(self, away: Set[str], promises: Iterable[_Promise]) -> NodeFirstFit:
+    def _fit(self, away: Set[str], promises: Iterable[_Promise]) -> PodPlacer:
         staying = {n.metadata.name: n for n in self._nodes.nodes() if n.metadata.name not in away}
         rooms = {}
         for name in sorted(staying):
@@ -102,7 +102,7 @@ class Preflight:
         anti_affine: list[Located] = [
             (pod, staying[pod.spec.node_name]) for pod in self._pods.anti_affine() if pod.spec.node_name in staying
         ]
-        return NodeFirstFit(
+        return PodPlacer(
             tuple(rooms.values()),
             residents=residents,
             anti_affine=[*anti_affine, *promised],

@@ -112,19 +112,7 @@ class KubernetesAgent:
             api=api, nodes=self._nodes, queue=self._queue, clock=clock, on_write=metrics.upcoming_node_written
         )
         self._hints = AvailableCapacities(api=api, stored=views.available_capacities, queue=self._queue, clock=clock)
-        preflight = Preflight(nodes=self._nodes, pods=pods_by_node, clock=clock)
-        self._drains = DrainExecutor(
-            api=api,
-            nodes=self._nodes,
-            pods=pods_by_node,
-            preflight=preflight,
-            clock=clock,
-            rng=rng,
-            finished=self._drain_finished,
-            on_event=self._record_node_event,
-            observer=metrics,
-            force=settings.drain_force,
-        )
+        self._drains = self._make_drains(api, pods_by_node, rng, force=settings.drain_force)
         overheads = NodeOverheads(views.daemon_sets)
         domains = GangDomains(views.nodes)
         joined = JoinedNodes(pods=pods_by_node, clock=clock)
@@ -152,6 +140,20 @@ class KubernetesAgent:
         views.daemon_sets.add_listener(overheads)
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
+
+    def _make_drains(self, api: KubernetesApi, pods: PodsByNode, rng: Rng, *, force: bool) -> DrainExecutor:
+        return DrainExecutor(
+            api=api,
+            nodes=self._nodes,
+            pods=pods,
+            preflight=Preflight(nodes=self._nodes, pods=pods, clock=self._clock),
+            clock=self._clock,
+            rng=rng,
+            finished=self._drain_finished,
+            on_event=self._record_node_event,
+            observer=self._metrics,
+            force=force,
+        )
 
     def _make_writer(self, api: KubernetesApi, rng: Rng, workers: int) -> StatusWriter:
         return StatusWriter(

@@ -49,7 +49,9 @@ def node(index: int) -> Object:
         "status": {
             "allocatable": amounts,
             "capacity": amounts,
-            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": _MOMENT}],
+            "conditions": [
+                {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastTransitionTime": _MOMENT}
+            ],
         },
     }
 

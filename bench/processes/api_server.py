@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from bench.cluster_objects import Object, daemon_set, node, pod, request
-from bench.processes.streams import say, share_of, told
+from bench.processes.streams import say, share_of, told, until
 from bigfleet.cli.runtime.system import configure_logging, run_loop
 from bigfleet.operator.kubernetes.resources import OWNED_BY_POD
 
@@ -180,8 +180,7 @@ class ApiServer:
             await self.flush("pods")
             await asyncio.sleep(_TICK_SECONDS)
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
-        while made_seconds.keys() - self.requested_seconds.keys() and time.monotonic() < deadline:
-            await asyncio.sleep(_TICK_SECONDS)
+        await until(lambda: made_seconds.keys() <= self.requested_seconds.keys() or time.monotonic() > deadline)
         waits = sorted(
             (self.requested_seconds[uid] - since) * 1000
             for uid, since in made_seconds.items()

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +21,7 @@ from bigfleet.cli.operator import process as command  # isort: skip
 
 from bench.cluster_objects import machine_id
 from bench.harness import resident_mib
-from bench.processes.streams import say, told
+from bench.processes.streams import say, told, until
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.system import SystemClock, configure_logging, run_loop, system_rng
 from bigfleet.model import frames
@@ -82,6 +83,10 @@ class AgreeingShard:
     def _say(self, frame: ShardFrame | SessionEnded) -> None:
         self._frames.put_nowait(frame)
 
+    def has_sent(self, roll_ups: int) -> bool:
+        """Say whether so many roll-ups have come."""
+        return self.roll_ups >= roll_ups
+
     def end(self) -> None:
         """Lose the session."""
         self._say(SessionEnded(EndKind.LOST, "the benchmark ends it"))
@@ -119,6 +124,10 @@ class Counting:
     def put(self, stored: KubernetesObject, former: KubernetesObject | None) -> None:
         """Count one."""
         self.puts += 1
+
+    def has_heard(self, puts: int) -> bool:
+        """Say whether there were so many."""
+        return self.puts >= puts
 
     def remove(self, former: KubernetesObject) -> None:
         """Nothing is deleted here."""
@@ -184,8 +193,7 @@ async def run(port: int, machines: int) -> int:
         counts = {"capacityrequests": Counting(), "pods": Counting()}
         views.capacity_requests.add_listener(counts["capacityrequests"])
         views.pods.add_listener(counts["pods"])
-        while not shard.roll_ups:
-            await asyncio.sleep(0.01)
+        await until(lambda: bool(shard.roll_ups))
         seen = {plural: each.puts for plural, each in counts.items()}
         say(
             requests=agent.figures().requests,
@@ -197,17 +205,14 @@ async def run(port: int, machines: int) -> int:
         while line := await told():
             word, *arguments = line.split()
             if word == "wait":
-                plural, count = arguments[0], int(arguments[1])
-                while counts[plural].puts < seen[plural] + count:
-                    await asyncio.sleep(0.005)
-                seen[plural] += count
+                counted = counts[arguments[0]]
+                awaited = seen[arguments[0]] = seen[arguments[0]] + int(arguments[1])
+                await until(partial(counted.has_heard, awaited))
             elif word == "rest":
                 gc.collect()
             elif word == "reconnect":
-                roll_ups = shard.roll_ups
                 shard.end()
-                while shard.roll_ups == roll_ups:
-                    await asyncio.sleep(0.005)
+                await until(partial(shard.has_sent, shard.roll_ups + 1))
             figures: dict[str, Any] = watch.figures()
             say(**figures, acknowledged=agent.figures().acknowledged, roll_ups=shard.roll_ups, rows=shard.rows)
         for task in (leading, following, sampling):

@@ -27,6 +27,8 @@ from bigfleet.operator.kubernetes.objects import CapacityRequestObject
 
 #: How long the writes that follow from changes may take.
 WRITES_SECONDS_MAX = 120.0
+#: After a session has opened: its recount is over by then.
+SETTLE_SECONDS = 6.0
 ROLL_UPS = 100
 PODS_PER_SECOND = 50.0
 _NODES_PER_REQUEST = 50
@@ -63,7 +65,7 @@ def measure_operator(requests: int, events: int) -> Measured:
         _child("bench.processes.operator", ready["port"], ready["nodes"], log=Path(folder) / "log") as operator,
     ):
         started = operator.heard()
-        time.sleep(3)
+        time.sleep(SETTLE_SECONDS)
         start = operator.ask("look")
         writes_at_start = server.ask("count").get(_WRITES, 0)
         # UpcomingNodes of the machines and so on.
@@ -78,7 +80,7 @@ def measure_operator(requests: int, events: int) -> Measured:
             server.heard()
         operator.ask("look")
         reconnected = operator.ask("reconnect")
-        time.sleep(3)
+        time.sleep(SETTLE_SECONDS)
         recounted = operator.ask("look")
         server.tell(f"more {events}")
         asked = operator.ask(f"wait capacityrequests {events}")["cpu_seconds"]
@@ -104,7 +106,9 @@ def measure_operator(requests: int, events: int) -> Measured:
             Reading("an event of a CapacityRequest", costs["capacityrequests"] / events * 1e6, "µs", most=200.0),
             Reading("an event of a pod", costs["pods"] / events * 1e6, "µs", most=200.0),
             Reading(
-                "a request that asks for something else, with its status", (asked + last["cpu_seconds"]) / events * 1e6, "µs"
+                "a request that asks for something else, with its status",
+                (asked + last["cpu_seconds"]) / events * 1e6,
+                "µs",
             ),
             Reading("the loop is late by its own work after a new session, longest", lag, "ms"),
             Reading("bytes of a CapacityRequest", ready["request_bytes"], "B"),

@@ -356,13 +356,13 @@ class DemandView:
     async def run(self) -> None:
         """Recount when a session has opened and every `RECOUNT_SECONDS`, until cancelled; only a leader does."""
         while True:
+            await self._clock.sleep(_RECOUNT_LOOK_SECONDS)
             now_seconds = self._clock.monotonic_seconds()
             is_due = self._recounted_seconds is None or now_seconds - self._recounted_seconds >= RECOUNT_SECONDS
             if is_due and self.is_current:
                 self._recounted_seconds = now_seconds
                 for _ in self._recount_in_slices():
                     await self._clock.sleep(0)
-            await self._clock.sleep(_RECOUNT_LOOK_SECONDS)
 
     def recount(self) -> bool:
         """Count all requests of the view again and say whether the running sums agree; if not, the recount wins."""

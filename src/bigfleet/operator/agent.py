@@ -176,6 +176,7 @@ class KubernetesAgent:
         async with asyncio.TaskGroup() as tasks:
             for name, work in (
                 ("queue", self._queue.run()),
+                ("demand", self._demand.run()),
                 ("statuses", self._statuses.run()),
                 ("hints", self._hints.run()),
                 ("drains", self._drains.run()),

@@ -65,8 +65,8 @@ class PodControllerFlags:
     """Everything that the command line may say, as it was written."""
 
     kubeconfig: _Kubeconfig = None
-    qps: _Qps = 50.0
-    burst: _Burst = 100
+    qps: _Qps = 200.0
+    burst: _Burst = 400
     cache_sync_timeout: _CacheSync = "10m"
     priority_class_defaults: _Defaults = None
     workers: _Workers = 16

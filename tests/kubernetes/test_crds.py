@@ -114,7 +114,7 @@ async def test_server_side_apply_takes_amounts_that_are_empty(
 ) -> None:
     """It would turn an empty map of single fields into null, which the schema refuses."""
     resource, name = RESOURCES[kind], "empty-amounts"
-    body = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    body: dict[str, Any] = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
     try:
         stored = await cluster.api.apply(resource, name, body, field_manager="bigfleet-tests")
         assert stored["spec"]["resources"] == {}

@@ -365,7 +365,8 @@ class FleetUnderTest:
         cluster = self.clusters[name]
         bound = {machine.id for machine in await self.machines_of(name)}
         upcoming = await cluster.api.list_page(UPCOMING_NODES, limit=0)
-        named = {each.spec.machine_id for each in upcoming.items}
+        # One whose bootstrap was rolled back is shown for a while, as Launched (docs/spec/operator.md §8).
+        named = {each.spec.machine_id for each in upcoming.items if each.status.phase != "Launched"}
         if named != bound:
             return f"UpcomingNodes without a machine: {named - bound}; machines without one: {bound - named}"
         nodes = {each.annotations[MACHINE_ID] for each in cluster.kubelet.nodes.values()}

@@ -106,7 +106,9 @@ class Course:
         if not unhosted:
             assert check.packed is not None
             assert not check.packed.unhosted
-            self.ratios.append(check.usd_per_hour / check.packed.usd_per_hour)
+            # Idle machines are held for some minutes before they are released; they are not what the clusters cost.
+            bound = sum(each.cost_usd_per_hour for each in self.fleet.observer.figures.clusters.values())
+            self.ratios.append(bound / check.packed.usd_per_hour)
 
     async def swing(self) -> None:
         """Half of the demand goes and comes back, in turns."""

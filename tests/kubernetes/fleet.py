@@ -315,21 +315,26 @@ class FleetUnderTest:
         return [f"{pod.metadata.name} on {machine.id}" for pod, machine in pairs if machine is not None]
 
     async def superfluous(self, name: str) -> list[str]:
-        """Return the machines of a cluster that are on their way, or whose nodes host no pods but those of daemons."""
+        """Return the machines of a cluster that are on their way, or whose nodes host no pods but those of daemons.
+
+        A machine whose reclaim was answered with WOULD_NOT_FIT is held beside what the demand needs, and explains one
+        that hosts nothing: the shard had chosen the other one to go.
+        """
         pods = (await self.clusters[name].api.list_page(PODS, limit=0)).items
         used = {pod.spec.node_name for pod in pods if _is_live(pod)}
-        return [
-            f"{machine.id} {machine.state.label}"
-            for machine in await self.machines_of(name)
-            if machine.state is not MachineState.CONFIGURED or node_name(machine) not in used
-        ]
+        machines = await self.machines_of(name)
+        refused = {line["machine"] for line in self.programs[SHARD].events("drain.rejected")}
+        moving = [each for each in machines if each.state is not MachineState.CONFIGURED]
+        unused = [each for each in machines if each.state is MachineState.CONFIGURED and node_name(each) not in used]
+        held = sum(each.id in refused and node_name(each) in used for each in machines)
+        return [f"{each.id} {each.state.label}" for each in (*moving, *unused[held:])]
 
     # ---- waits
 
-    async def at_rest(self) -> None:
+    async def at_rest(self, *, quiet_cycles: int = QUIET_CYCLES) -> None:
         """Return once no pod waits that could be hosted, no machine serves nobody, and all objects are exact.
 
-        That holds then while the shard decides several times, and starts nothing any more.
+        That holds then while the shard decides so many times, and starts nothing any more.
         """
         began, actions = 0, -1
 
@@ -343,7 +348,7 @@ class FleetUnderTest:
             figures = await self.observer.look()
             if found or figures.cycle < began or self.observer.actions.total != actions:
                 began, actions = figures.cycle, self.observer.actions.total
-            if figures.cycle < began + QUIET_CYCLES:
+            if figures.cycle < began + quiet_cycles:
                 found.append(f"the shard has decided {figures.cycle - began} times since its last action")
             return found
 

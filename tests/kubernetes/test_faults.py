@@ -99,7 +99,7 @@ class Upheaval:
         await eventually(some_node_goes, "no Node is drained")
         await crash(self._fleet, names)
         await self._fleet.running(NAME, self._namespace, GUARDED + UNGUARDED_FEW)
-        await self._fleet.at_rest()
+        await self._fleet.at_rest(quiet_cycles=0)
 
     async def _scale(self, pods: int) -> None:
         body = {"spec": {"replicas": pods}}
@@ -116,6 +116,7 @@ async def upheaval(fleet: FleetUnderTest, rounds: Sequence[Sequence[str]]) -> in
         for names in rounds:
             await course.crash_in_a_bootstrap(names)
             await course.crash_in_a_drain(names)
+        await fleet.at_rest()
     return healthy.lowest
 
 

@@ -59,6 +59,8 @@ TIME_SCALE = 0.02
 #: Seconds since the world began that no test reaches.
 _FOR_EVER = 1e12
 
+#: How soon a program that ended by itself is started again.
+_RESTART_SECONDS = 1.0
 #: More than a machine is excess before it is reclaimed (`--reclaim-after`).
 QUIET_CYCLES = 8
 _ON_OFFER = (MachineState.IDLE, MachineState.SPECULATIVE)
@@ -129,6 +131,7 @@ class FleetUnderTest:
         for program in self.programs.values():
             program.start()
         self._following = [asyncio.create_task(self._follow(name)) for name in self.clusters]
+        self._following.append(asyncio.create_task(self._restart_what_ends()))
         return self
 
     async def __aexit__(
@@ -156,6 +159,14 @@ class FleetUnderTest:
 
     def address_of(self, name: str) -> str:
         return f"127.0.0.1:{self._ports[name]}"
+
+    async def _restart_what_ends(self) -> None:
+        """Start programs that ended by themselves again, as a kubelet does."""
+        while True:
+            for program in self.programs.values():
+                if program.has_ended:
+                    program.start()
+            await asyncio.sleep(_RESTART_SECONDS)
 
     def add_operator(self, cluster: str, kubeconfig: Path, *, name: str = "", lease: str = "") -> Program:
         """Add an operator without starting it; a second one of a cluster needs a name and a Lease of its own."""

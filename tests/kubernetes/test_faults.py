@@ -185,6 +185,7 @@ async def test_an_operator_that_lacks_a_right_names_it_and_does_not_start(fleet:
     logged_before = len(operator.lines())
     try:
         operator.start()
+        operator.is_wanted = False
         code = await operator.ended()
     finally:
         await plane.kubectl("apply", "-f", str(MANIFESTS / "operator-rights.yaml"))

@@ -101,7 +101,8 @@ class WorkQueue:
         try:
             await handler(name)
         except ApiError as error:
-            if error.is_transient or error.is_conflict:
+            # An API server that was restarted refuses everybody until it has read its roles.
+            if error.is_transient or error.is_conflict or error.is_forbidden:
                 self._retry(key, error)
                 return
             log.error("operator.write_refused", key=name, status=error.status, error=str(error))
@@ -118,7 +119,8 @@ class WorkQueue:
         delay_seconds = self._rng.uniform(0.5, 1.0) * delay_seconds
         if error.retry_after_seconds is not None:
             delay_seconds = max(delay_seconds, min(error.retry_after_seconds, RETRY_SECONDS_MAX))
-        log.info("operator.write_retried", key=key[1], error=str(error), retry_in=round(delay_seconds, 3))
+        report = log.warning if error.is_forbidden else log.info
+        report("operator.write_retried", key=key[1], error=str(error), retry_in=round(delay_seconds, 3))
         self._put_later(key, delay_seconds)
 
     async def _wake(self) -> None:

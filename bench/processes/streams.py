@@ -91,6 +91,14 @@ async def told() -> str:
     return line.strip()
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    """Return once something holds, asked every few milliseconds."""
+    while True:
+        if holds():
+            return
+        await asyncio.sleep(LAG_SAMPLE_SECONDS)
+
+
 def raise_file_limit() -> None:
     """Let this process have as many open files as it may: a stream of its own connection takes one at each end."""
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -8,6 +8,7 @@ from bench.processes.coordinators import COORDINATORS
 from bench.workloads.coordinator import COORDINATOR
 from bench.workloads.engine import ENGINE
 from bench.workloads.hail import HAIL_QUESTIONS
+from bench.workloads.operator import OPERATORS
 from bench.workloads.pods import POD_WORKLOADS
 from bench.workloads.provider import PROVIDERS
 from bench.workloads.quality import QUALITY
@@ -85,4 +86,4 @@ ALL = (
     *SHARD,
     *COORDINATOR,
 )
-MEASUREMENTS = (*STREAMS, *RECORDINGS, *PROVIDERS, *COORDINATORS, *HAIL_QUESTIONS, *QUALITY)
+MEASUREMENTS = (*STREAMS, *RECORDINGS, *PROVIDERS, *COORDINATORS, *OPERATORS, *HAIL_QUESTIONS, *QUALITY)

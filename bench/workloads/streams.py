@@ -46,10 +46,10 @@ _INSPECT_METHOD = "/bigfleet.v1alpha1.ShardRead/InspectNeeds"
 class Child:
     """A process of this run: words go in, JSON objects come out."""
 
-    def __init__(self, *arguments: str, log: Path) -> None:
+    def __init__(self, *arguments: str, log: Path, module: str = "bench.processes.streams") -> None:
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bench.processes.streams", *arguments],
+                [sys.executable, "-m", module, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

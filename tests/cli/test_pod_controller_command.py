@@ -39,7 +39,7 @@ def test_the_flags_are_those_of_the_specification() -> None:
 def test_defaults_are_those_of_the_specification(kubeconfig: Path) -> None:
     place = PodControllerFlags(kubeconfig=kubeconfig).place()
 
-    assert (place.qps, place.burst, place.workers, place.cache_sync_seconds) == (50, 100, 16, 600)
+    assert (place.qps, place.burst, place.workers, place.cache_sync_seconds) == (200, 400, 16, 600)
     assert place.metrics_address == ("0.0.0.0", 8080)
     assert place.endpoint.server == "http://127.0.0.1:1"
 

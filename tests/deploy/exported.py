@@ -1,4 +1,4 @@
-"""What shard, provider, operator and pod controller export, by name with the labels: read from the registries that the processes fill."""
+"""What shard, provider, operator and pod controller export, by name with the labels: from their registries."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime

@@ -27,19 +27,21 @@ class Program:
         self.log = log
         self._command = (sys.executable, "-m", "bigfleet.cli.up.child", *arguments)
         self._process: subprocess.Popen[bytes] | None = None
+        #: Whether it is to run until `kill` or `stop`; a test that waits for its end clears it.
+        self.is_wanted = False
 
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def exit_code(self) -> int | None:
-        """How the last process ended, None while it runs."""
-        assert self._process is not None, "the program was started"
-        return self._process.poll()
+    def has_ended(self) -> bool:
+        """Say whether it has ended by itself though it is wanted."""
+        return self.is_wanted and not self.is_running
 
     def start(self) -> None:
         assert not self.is_running, f"{self.name} runs already"
+        self.is_wanted = True
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -60,6 +62,7 @@ class Program:
         return await asyncio.to_thread(self._process.wait, PATIENCE_SECONDS)
 
     async def _end(self, how: Callable[[subprocess.Popen[bytes]], None]) -> None:
+        self.is_wanted = False
         process = self._process
         if process is None:
             return

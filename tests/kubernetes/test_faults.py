@@ -29,6 +29,8 @@ pytestmark = pytest.mark.kubernetes
 NAME = "one"
 API_SERVER = "api server"
 ONE_AT_A_TIME = (operator_of(NAME), pod_controller_of(NAME), SHARD, PROVIDER, API_SERVER)
+#: Of machines that were not there before.
+_COMING = (MachineState.CREATING, MachineState.CONFIGURING, MachineState.CONFIGURED)
 GUARDED, UNGUARDED_FEW, UNGUARDED_MANY = 4, 2, 14
 
 
@@ -72,36 +74,36 @@ class Upheaval:
 
     async def crash_in_a_bootstrap(self, names: Sequence[str]) -> None:
         """Kill programs while machines come, and return once all is well again."""
+        before = {machine.id for machine in await self._fleet.machines_of(NAME)}
         await self._scale(UNGUARDED_MANY)
-        await self._some_machine_is(MachineState.CONFIGURING)
+
+        async def some_machine_comes() -> bool:
+            machines = await self._fleet.machines()
+            return any(each.state in _COMING and each.id not in before for each in machines)
+
+        await eventually(some_machine_comes, "no machine comes")
         await crash(self._fleet, names)
         await self._fleet.running(NAME, self._namespace, GUARDED + UNGUARDED_MANY)
         await self._fleet.objects_are_exact(NAME)
 
     async def crash_in_a_drain(self, names: Sequence[str]) -> None:
         """Kill programs while machines go, and return once all is well again."""
+        before = set(self._cluster.kubelet.nodes)
         await self._scale(UNGUARDED_FEW)
-        await self._some_node_is_drained()
+
+        async def some_node_goes() -> bool:
+            nodes = (await self._cluster.api.list_page(NODES)).items
+            is_going = any(RECLAIM_ANNOTATION in (node.metadata.annotations or {}) for node in nodes)
+            return is_going or not before <= {node.metadata.name for node in nodes}
+
+        await eventually(some_node_goes, "no Node is drained")
         await crash(self._fleet, names)
         await self._fleet.running(NAME, self._namespace, GUARDED + UNGUARDED_FEW)
-        await self._fleet.at_rest()
+        await self._fleet.at_rest(quiet_cycles=0)
 
     async def _scale(self, pods: int) -> None:
         body = {"spec": {"replicas": pods}}
         await self._cluster.api.patch(DEPLOYMENTS, "plain", body, namespace=self._namespace)
-
-    async def _some_machine_is(self, state: MachineState) -> None:
-        async def is_so() -> bool:
-            return any(machine.state is state for machine in await self._fleet.machines())
-
-        await eventually(is_so, f"no machine is {state.label}")
-
-    async def _some_node_is_drained(self) -> None:
-        async def is_so() -> bool:
-            nodes = (await self._cluster.api.list_page(NODES)).items
-            return any(RECLAIM_ANNOTATION in (node.metadata.annotations or {}) for node in nodes)
-
-        await eventually(is_so, "no Node is being drained")
 
 
 async def upheaval(fleet: FleetUnderTest, rounds: Sequence[Sequence[str]]) -> int:
@@ -114,6 +116,7 @@ async def upheaval(fleet: FleetUnderTest, rounds: Sequence[Sequence[str]]) -> in
         for names in rounds:
             await course.crash_in_a_bootstrap(names)
             await course.crash_in_a_drain(names)
+        await fleet.at_rest()
     return healthy.lowest
 
 
@@ -182,6 +185,7 @@ async def test_an_operator_that_lacks_a_right_names_it_and_does_not_start(fleet:
     logged_before = len(operator.lines())
     try:
         operator.start()
+        operator.is_wanted = False
         code = await operator.ended()
     finally:
         await plane.kubectl("apply", "-f", str(MANIFESTS / "operator-rights.yaml"))

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: every command of the page, in its order, on a control plane that nobody has touched before."""
+"""docs/kubernetes.md: every command of the page, in its order, on a new control plane."""
 
 import asyncio
 import os

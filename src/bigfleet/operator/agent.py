@@ -113,19 +113,7 @@ class KubernetesAgent:
             api=api, nodes=self._nodes, queue=self._queue, clock=clock, on_write=metrics.upcoming_node_written
         )
         self._hints = AvailableCapacities(api=api, stored=views.available_capacities, queue=self._queue, clock=clock)
-        preflight = Preflight(nodes=self._nodes, pods=pods_by_node, clock=clock)
-        self._drains = DrainExecutor(
-            api=api,
-            nodes=self._nodes,
-            pods=pods_by_node,
-            preflight=preflight,
-            clock=clock,
-            rng=rng,
-            finished=self._drain_finished,
-            on_event=self._record_node_event,
-            observer=metrics,
-            force=settings.drain_force,
-        )
+        self._drains = self._make_drains(api, pods_by_node, rng, force=settings.drain_force)
         overheads = NodeOverheads(views.daemon_sets)
         domains = GangDomains(views.nodes)
         joined = JoinedNodes(pods=pods_by_node, clock=clock)
@@ -154,6 +142,20 @@ class KubernetesAgent:
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
 
+    def _make_drains(self, api: KubernetesApi, pods: PodsByNode, rng: Rng, *, force: bool) -> DrainExecutor:
+        return DrainExecutor(
+            api=api,
+            nodes=self._nodes,
+            pods=pods,
+            preflight=Preflight(nodes=self._nodes, pods=pods, clock=self._clock),
+            clock=self._clock,
+            rng=rng,
+            finished=self._drain_finished,
+            on_event=self._record_node_event,
+            observer=self._metrics,
+            force=force,
+        )
+
     def _make_writer(self, api: KubernetesApi, queue: KeyQueue[ObjectKey], rng: Rng, workers: int) -> StatusWriter:
         return StatusWriter(
             api=api,
@@ -176,6 +178,7 @@ class KubernetesAgent:
         async with asyncio.TaskGroup() as tasks:
             for name, work in (
                 ("queue", self._queue.run()),
+                ("demand", self._demand.run()),
                 ("statuses", self._statuses.run()),
                 ("hints", self._hints.run()),
                 ("drains", self._drains.run()),

@@ -188,7 +188,8 @@ class WorkQueue:
         try:
             await handler(name)
         except ApiError as error:
-            if error.is_transient or error.is_conflict:
+            # An API server that was restarted refuses everybody until it has read its roles.
+            if error.is_transient or error.is_conflict or error.is_forbidden:
                 self._retry(key, error)
                 return
             log.error("operator.write_refused", key=name, status=error.status, error=str(error))
@@ -203,7 +204,8 @@ class WorkQueue:
         delay_seconds = retry_delay_seconds(
             attempt, error, self._rng, first_seconds=RETRY_FIRST_SECONDS, seconds_max=RETRY_SECONDS_MAX
         )
-        log.info("operator.write_retried", key=key[1], error=str(error), retry_in=round(delay_seconds, 3))
+        report = log.warning if error.is_forbidden else log.info
+        report("operator.write_retried", key=key[1], error=str(error), retry_in=round(delay_seconds, 3))
         self._keys.put_later(key, delay_seconds)
 
 

@@ -1,6 +1,7 @@
 """How demand follows CapacityRequests, and what a roll-up says."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import DemandShape, Overhead
@@ -19,6 +21,7 @@ from bigfleet.operator.demand.entries import ObjectKey, RequestEntry
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, OwnerReference
 from bigfleet.operator.requests import UnmappableReason, UnmappableRequest
 from bigfleet.operator.rollup import recount
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.operator.demand.objects import HandClock, HandView, request
 
 CLUSTER = ClusterId("c")
@@ -64,7 +67,7 @@ class Heard:
 class Cluster:
     """A demand view over requests that a test changes."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, *, clock: Clock | None = None, **given: Any) -> None:
         self.clock = HandClock()
         self.objects: HandView[CapacityRequestObject] = HandView()
         self.waiting = Waiting()
@@ -73,7 +76,7 @@ class Cluster:
         self.view = DemandView(
             cluster=CLUSTER,
             requests=self.objects,
-            clock=self.clock,
+            clock=clock or self.clock,
             on_demand_changed=self.count_change,
             **given,
         )
@@ -318,7 +321,7 @@ def test_requests_whose_row_would_name_too_many_resources_are_left_out_alone() -
     assert "at most 32 are allowed" in entry.fault.message
 
     cluster.objects.remove(request("a"))
-    cluster.view.session_opened()
+    cluster.view.recount()
     assert cluster.aggregates() == [{"cpu": 1000} | {f"y{number}": 1000 for number in range(20)}]
     assert cluster.view.recount_mismatches_total == 0
 
@@ -339,35 +342,140 @@ def test_more_rows_than_the_shard_takes_are_sent_and_alarmed_once(monkeypatch: p
 # ---- recounts ------------------------------------------------------------------------------------------------------
 
 
-def test_a_recount_is_made_when_a_session_opens_and_every_ten_minutes() -> None:
-    cluster = Cluster()
+@pytest.mark.virtual_time
+async def test_a_recount_is_made_when_a_session_opens_and_every_ten_minutes() -> None:
+    clock = LoopClock()
+    cluster = Cluster(clock=clock)
     cluster.objects.put(request("a"))
+    recounting = asyncio.create_task(cluster.view.run())
     counts = []
-    for seconds, opens in ((0, True), (10, False), (20, True), (610, False), (621, False)):
-        cluster.clock.seconds = 1000.0 + seconds
+    for seconds, opens in ((2, True), (10, False), (10, True), (590, False), (12, False)):
         if opens:
             cluster.view.session_opened()
-        cluster.view.roll_up()
+        await clock.sleep(seconds)
         counts.append(cluster.view.recounts_total)
+    recounting.cancel()
 
     assert counts == [1, 1, 2, 2, 3]
     assert cluster.view.recount_mismatches_total == 0
 
 
-def test_a_recount_that_differs_wins() -> None:
+@pytest.mark.virtual_time
+async def test_nothing_is_recounted_from_a_view_that_may_be_partial() -> None:
+    clock = LoopClock()
+    cluster = Cluster(clock=clock)
+    cluster.objects.is_synced = False
+    recounting = asyncio.create_task(cluster.view.run())
+
+    await clock.sleep(30)
+    before = cluster.view.recounts_total
+    cluster.objects.is_synced = True
+    await clock.sleep(2)
+    recounting.cancel()
+
+    assert (before, cluster.view.recounts_total) == (0, 1)
+
+
+def test_a_recount_that_differs_wins_and_is_reported() -> None:
     cluster = Cluster()
     cluster.objects.put(request("a"))
     cluster.view.roll_up()
+    changes = cluster.changes
     # Changes that the view never heard of.
     missed, gone = request("b", resources={"cpu": "4"}), cluster.objects.get("a", "ns")
     assert gone is not None
     cluster.objects.objects = {missed.metadata.key: missed}
 
-    cluster.view.session_opened()
+    assert not cluster.view.recount()
 
+    assert cluster.changes > changes
     assert cluster.aggregates() == [{"cpu": 4000}]
     assert cluster.view.recount_mismatches_total == 1
     assert cluster.heard.removed == ["a"]
+
+
+class ActingClock(HandClock):
+    """Lets something happen between two slices of work, and cancels at the second pause."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        super().__init__()
+        self.acts = list(acts)
+        self.pauses = 0
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds:
+            self.pauses += 1
+            if self.pauses > 1:
+                raise asyncio.CancelledError
+        elif self.acts:
+            self.acts.pop(0)()
+
+
+def recount_while(cluster: Cluster, clock: ActingClock, *acts: Callable[[], object]) -> None:
+    """Recount, with something that happens after each slice."""
+    clock.acts = list(acts)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(cluster.view.run())
+    assert not clock.acts
+
+
+def test_what_changes_during_a_recount_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand, "_RECOUNT_SLICE", 1)
+    clock = ActingClock()
+    cluster = Cluster(clock=clock)
+    *_others, c = (cluster.objects.put(request(name)) for name in "abc")
+
+    recount_while(
+        cluster,
+        clock,
+        # Counted already, not counted yet, new, new and gone, and one that takes another's name.
+        lambda: cluster.objects.put(request("a", generation=2, resources={"cpu": "2"})),
+        lambda: cluster.objects.remove(c),
+        lambda: cluster.objects.put(request("d", resources={"cpu": "8"})),
+        lambda: cluster.objects.remove(cluster.objects.put(request("e"))),
+        lambda: cluster.objects.put(request("b", uid="another", resources={"cpu": "16"})),
+    )
+
+    assert cluster.view.recount_mismatches_total == 0
+    assert cluster.aggregates() == [{"cpu": 2000 + 8000 + 16000}]
+    assert cluster.view.recount()
+
+
+def test_a_difference_is_found_although_others_change_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand, "_RECOUNT_SLICE", 1)
+    clock = ActingClock()
+    cluster = Cluster(clock=clock)
+    for name in "abc":
+        cluster.objects.put(request(name))
+    unheard = request("a", generation=2, resources={"cpu": "32"})
+    cluster.objects.objects[unheard.metadata.key] = unheard
+
+    recount_while(cluster, clock, lambda: cluster.objects.put(request("b", generation=2, resources={"cpu": "4"})))
+
+    assert cluster.view.recount_mismatches_total == 1
+    assert cluster.aggregates() == [{"cpu": 32000 + 4000 + 1000}]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from([None, "1", "2", "4"])), max_size=12))
+def test_any_changes_during_a_recount_are_no_difference(changes: list[tuple[str, str | None]]) -> None:
+    cluster = Cluster()
+    for name in "abc":
+        cluster.objects.put(request(name))
+    steps = cluster.view._recount_in_slices()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demand, "_RECOUNT_SLICE", 1)
+        for generation, (name, cpu) in enumerate(changes, 2):
+            next(steps, None)
+            known = cluster.objects.get(name, "ns")
+            if cpu is not None:
+                cluster.objects.put(request(name, generation=generation, resources={"cpu": cpu}))
+            elif known is not None:
+                cluster.objects.remove(known)
+        for _ in steps:
+            pass
+
+    assert cluster.view.recounts_total == 1
+    assert cluster.view.recount_mismatches_total == 0
 
 
 _SPECS = st.fixed_dictionaries(

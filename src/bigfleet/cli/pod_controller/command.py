@@ -55,8 +55,8 @@ class PodControllerFlags:
     """Everything that the command line may say, as it was written."""
 
     kubeconfig: Kubeconfig = None
-    qps: Qps = 50.0
-    burst: Burst = 100
+    qps: Qps = 200.0
+    burst: Burst = 400
     cache_sync_timeout: _CacheSync = "10m"
     priority_class_defaults: _Defaults = None
     workers: _Workers = 16

@@ -50,8 +50,9 @@ class PodControllerPlace:
 
     endpoint: ApiEndpoint
     defaults: PenaltyDefaults = field(default_factory=PenaltyDefaults)
-    qps: float = 50.0
-    burst: int = 100
+    # Each new pod takes two writes: 50 pods a second are 100.
+    qps: float = 200.0
+    burst: int = 400
     workers: int = 16
     cache_sync_seconds: float = 600.0
     #: None serves no HTTP.

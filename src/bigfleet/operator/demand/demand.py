@@ -1,8 +1,9 @@
 """Keeps the demand of one cluster up to date with its CapacityRequests, and builds its roll-ups.
 
 docs/spec/operator.md §3. Watch events change running sums, so that a roll-up costs the rows and not the requests; a
-recount at each session start and every 10 min must agree, and wins when it does not. Objects that cannot be mapped are
-left out with their reason and never harm another. A roll-up is never built from a view that may be partial.
+recount at each session start and every 10 min must agree, and wins when it does not. It runs beside everything else, a
+slice at a time. Objects that cannot be mapped are left out with their reason and never harm another. A roll-up is never
+built from a view that may be partial.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,10 @@ log = structlog.get_logger(__name__)
 #: A view that has been failing for longer may be too old to speak for the cluster.
 FAILING_SECONDS_MAX: Final = 60.0
 RECOUNT_SECONDS: Final = 600.0
+#: How often it is asked whether a recount is due.
+_RECOUNT_LOOK_SECONDS: Final = 1.0
+#: Requests that are recounted before other tasks run: some milliseconds.
+_RECOUNT_SLICE: Final = 250
 #: The shard takes no more (docs/spec/wire.md §2); more are sent all the same, and its answer decides.
 ROWS_MAX: Final = 20_000
 _MAPPINGS_MAX: Final = 16_384
@@ -112,6 +117,23 @@ def _in_domains(request: CapacityRequest, domains: tuple[str, ...]) -> CapacityR
     return replace(request, requirements=(*request.requirements, here))
 
 
+class _Recount:
+    """What a recount has found so far."""
+
+    def __init__(self, builder: RollUpBuilder) -> None:
+        self.builder = builder
+        #: Entries whose object is gone.
+        self.stale: dict[ObjectKey, RequestEntry] = {}
+        #: Objects of which the view has not heard in this generation.
+        self.missed: dict[ObjectKey, CapacityRequestObject] = {}
+
+    def forget(self, key: ObjectKey) -> None:
+        """Take back what was found of one request."""
+        self.builder.remove(request_id(*key))
+        self.stale.pop(key, None)
+        self.missed.pop(key, None)
+
+
 class DemandView:
     """The demand of one cluster. An ObjectListener of CapacityRequests; feed it every change of `requests`."""
 
@@ -147,7 +169,10 @@ class DemandView:
         #: Requests that are counted among the waiting shapes.
         self._marked: set[ObjectKey] = set()
         self._stamp_nanos = 0
+        #: When the last recount began; None when one is due.
         self._recounted_seconds: float | None = None
+        #: Requests that have changed since the recount that is under way began; None without one.
+        self._changed_meanwhile: set[ObjectKey] | None = None
         self._is_alarmed = False
         self.invalid_count = 0
         self.recounts_total = 0
@@ -189,6 +214,7 @@ class DemandView:
     def put(self, stored: CapacityRequestObject, former: CapacityRequestObject | None) -> None:
         """Hear of a new or changed request."""
         metadata = stored.metadata
+        self._note_change(metadata.key)
         known = self._entries.get(metadata.key)
         if metadata.deletion_timestamp is not None:
             if known is not None:
@@ -206,9 +232,14 @@ class DemandView:
 
     def remove(self, former: CapacityRequestObject) -> None:
         """Hear that a request is gone."""
+        self._note_change(former.metadata.key)
         known = self._entries.get(former.metadata.key)
         if known is not None:
             self._forget(known)
+
+    def _note_change(self, key: ObjectKey) -> None:
+        if self._changed_meanwhile is not None:
+            self._changed_meanwhile.add(key)
 
     def _replace(self, known: RequestEntry | None, entry: RequestEntry) -> RequestEntry:
         """Put a new entry in the place of a known one, which stays counted until the new one is."""
@@ -309,7 +340,7 @@ class DemandView:
         return synced and self._requests.failing_seconds() <= FAILING_SECONDS_MAX
 
     def session_opened(self) -> None:
-        """Recount before the next roll-up."""
+        """Recount soon."""
         self._recounted_seconds = None
 
     def roll_up(self, waiting: Callable[[], Iterable[ObjectKey]] = tuple) -> RollUp | None:
@@ -320,10 +351,6 @@ class DemandView:
         if not self.is_current:
             self.skipped_unsynced_total += 1
             return None
-        now_seconds = self._clock.monotonic_seconds()
-        if self._recounted_seconds is None or now_seconds - self._recounted_seconds >= RECOUNT_SECONDS:
-            self._recounted_seconds = now_seconds
-            self.recount()
         self._pin_gangs()
         self._mark_waiting(waiting())
         self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
@@ -355,6 +382,7 @@ class DemandView:
             for entry in members:
                 stored = self._requests.get(entry.key[1], entry.key[0])
                 if stored is not None and not self._is_unknown(stored):
+                    self._note_change(entry.key)
                     self._leave_row(entry)
                     self._count(entry, stored)
                     for listener in self._listeners:
@@ -381,38 +409,82 @@ class DemandView:
             )
         self._is_alarmed = rows > ROWS_MAX
 
+    # ---- recounts -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Recount when a session has opened and every `RECOUNT_SECONDS`, until cancelled; only a leader does."""
+        while True:
+            await self._clock.sleep(_RECOUNT_LOOK_SECONDS)
+            now_seconds = self._clock.monotonic_seconds()
+            is_due = self._recounted_seconds is None or now_seconds - self._recounted_seconds >= RECOUNT_SECONDS
+            if is_due and self.is_current:
+                self._recounted_seconds = now_seconds
+                for _ in self._recount_in_slices():
+                    await self._clock.sleep(0)
+
     def recount(self) -> bool:
         """Count all requests of the view again and say whether the running sums agree; if not, the recount wins."""
+        mismatches = self.recount_mismatches_total
+        for _ in self._recount_in_slices():
+            pass
+        return self.recount_mismatches_total == mismatches
+
+    def _recount_in_slices(self) -> Iterator[None]:
+        """Recount; others may run at each step. What they change is counted once more at the end."""
+        self._changed_meanwhile = set()
+        try:
+            found = _Recount(RollUpBuilder(self.cluster))
+            for position, key in enumerate(list(self._entries), 1):
+                self._recount_one(found, key)
+                if position % _RECOUNT_SLICE == 0:
+                    yield
+            for position, stored in enumerate(list(self._requests), 1):
+                if stored.metadata.key not in self._entries:
+                    self._recount_one(found, stored.metadata.key)
+                if position % _RECOUNT_SLICE == 0:
+                    yield
+            for key in self._changed_meanwhile:
+                found.forget(key)
+                self._recount_one(found, key)
+        finally:
+            self._changed_meanwhile = None
+        self._settle_recount(found)
+
+    def _recount_one(self, found: "_Recount", key: ObjectKey) -> None:
+        stored, entry = self._requests.get(key[1], key[0]), self._entries.get(key)
+        if stored is None or stored.metadata.deletion_timestamp is not None:
+            if entry is not None:
+                found.stale[key] = entry
+        elif entry is None or self._is_unknown(stored):
+            found.missed[key] = stored
+        elif entry.row is not None:
+            found.builder.put_mapped(request_id(*key), self._map(stored.spec, key[0]))
+
+    def _settle_recount(self, found: "_Recount") -> None:
+        """Compare a finished recount with the running sums, and use it if they differ."""
         self.recounts_total += 1
-        builder, running = RollUpBuilder(self.cluster), self._builder.rows()
-        stored = [each for each in self._requests if each.metadata.deletion_timestamp is None]
-        keys = {each.metadata.key for each in stored}
-        stale = [entry for key, entry in self._entries.items() if key not in keys]
-        missed = [each for each in stored if self._is_unknown(each)]
-        for each in stored:
-            entry = self._entries.get(each.metadata.key)
-            if entry is not None and entry.row is not None and not self._is_unknown(each):
-                builder.put_mapped(request_id(*entry.key), self._map(each.spec, entry.key[0]))
         for key in self._marked:
-            builder.set_waiting(request_id(*key), True)
-        agrees = not stale and not missed and builder.rows() == running
+            found.builder.set_waiting(request_id(*key), True)
+        agrees = not found.stale and not found.missed and found.builder.rows() == self._builder.rows()
         if not agrees:
             self.recount_mismatches_total += 1
             log.error(
                 "rollup.recount_differed",
                 cluster=self.cluster,
-                requests=len(stored),
-                stale=len(stale),
-                missed=len(missed),
+                requests=len(self._requests),
+                stale=len(found.stale),
+                missed=len(found.missed),
                 advice="the recount is used; please report this as a bug",
             )
-            self._builder = builder
-        for entry in stale:
+            self._builder = found.builder
+        for entry in found.stale.values():
             self._forget(entry)
-        for each in missed:
-            self.put(each, None)
-        self._try_crowded()
-        return agrees
+        for stored in found.missed.values():
+            self.put(stored, None)
+        if self.invalid_count:
+            self._try_crowded()
+        if not agrees:
+            self.on_demand_changed()
 
     def _is_unknown(self, stored: CapacityRequestObject) -> bool:
         entry = self._entries.get(stored.metadata.key)
@@ -426,7 +498,8 @@ class DemandView:
             if stored is not None and not self._is_unknown(stored):
                 self.invalid_count -= 1
                 entry.fault = None
-                self._count(entry, stored)
+                if self._count(entry, stored):
+                    self.on_demand_changed()
                 if entry.fault is None:
                     for listener in self._listeners:
                         listener.request_changed(entry, entry)

@@ -47,7 +47,7 @@ _RESTART_SECONDS_MAX = 5.0
 _STOP_SECONDS_MAX = 5.0
 
 
-class Replica(ABC):
+class ProgramReplica(ABC):
     """One place of a Deployment, and its process of the moment."""
 
     role: str
@@ -70,7 +70,7 @@ class Replica(ABC):
         self.api: WatchedApi | None = None
         self.elector: LeaderElector | None = None
         #: The other processes of the same Deployment.
-        self.others: list[Replica] = []
+        self.others: list[ProgramReplica] = []
         #: When it is started again, if it is dead.
         self.back_seconds = 0.0
         #: When it went on after a pause: what was about to run then still runs.
@@ -145,7 +145,7 @@ class Replica(ABC):
                 observations.breach("K4", f"{other.name} leads, and {self.name} begins to {call}")
 
 
-class OperatorReplica(Replica):
+class OperatorReplica(ProgramReplica):
     """One `bigfleet operator`."""
 
     role = OPERATOR
@@ -182,7 +182,7 @@ class OperatorReplica(Replica):
         await elector.run(lead)
 
 
-class PodControllerReplica(Replica):
+class PodControllerReplica(ProgramReplica):
     """One `bigfleet pod-controller`."""
 
     role = POD_CONTROLLER

@@ -23,7 +23,7 @@ from bigfleet.sim.kubernetes.store import StoredChange
 from bigfleet.sim.observations import Event, Observations, Stranded
 from bigfleet.sim.operator_world.components import ClusterComponents
 from bigfleet.sim.operator_world.plan import OperatorPlan
-from bigfleet.sim.operator_world.replicas import OperatorReplica, PodControllerReplica, Replica
+from bigfleet.sim.operator_world.replicas import OperatorReplica, PodControllerReplica, ProgramReplica
 from bigfleet.sim.operator_world.watched_api import WatchedApiServer
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard import ShardSite
@@ -86,8 +86,8 @@ class KubernetesSite:
             "clock": clock,
             "observations": observations,
         }
-        self.operators: list[Replica] = []
-        self.pod_controllers: list[Replica] = []
+        self.operators: list[ProgramReplica] = []
+        self.pod_controllers: list[ProgramReplica] = []
         for place in range(plan.replicas):
             rng, ids = make_rng(f"operator {self.name} {place}"), make_ids(f"operator-{self.name}-{place}")
             self.operators.append(
@@ -104,7 +104,7 @@ class KubernetesSite:
             store.subscribe(kind_key(resource), partial(on_change, self, resource.plural))
 
     @property
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[ProgramReplica]:
         """All processes of BigFleet in the cluster."""
         return [*self.operators, *self.pod_controllers]
 
@@ -145,7 +145,7 @@ class KubernetesSite:
     # ---- what is noted ----------------------------------------------------------------------------------------------
 
     @property
-    def leader(self) -> Replica | None:
+    def leader(self) -> ProgramReplica | None:
         """The operator that leads, None when none does."""
         return next((each for each in self.operators if each.is_leader), None)
 

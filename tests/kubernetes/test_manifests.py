@@ -21,7 +21,8 @@ from bigfleet.operator.bootstrap.tokens import (
     TokenFault,
 )
 from bigfleet.operator.kubernetes.access import missing_rights
-from bigfleet.operator.kubernetes.resources import SECRETS
+from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, SECRETS, UPCOMING_NODES
 from bigfleet.operator.kubernetes.rights import TOKEN_SECRET_NAMESPACE, operator_rights, pod_controller_rights
 from tests.deploy.test_bootstrap_templates import filled
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, client_of, eventually
@@ -166,6 +167,54 @@ async def test_a_service_account_passes_its_check_of_rights_and_no_other(
     async with client_of(await plane.service_account_kubeconfig(NAMESPACE, "bigfleet-pod-controller")) as api:
         assert await missing_rights(api, pod_controller_rights(NAMESPACE)) == []
         assert await missing_rights(api, [right for right in asked if right.resource.plural == "nodes"])
+
+
+async def test_the_rights_of_the_base_suffice_for_what_is_written(installer: Installer) -> None:
+    """Server-side apply needs patch, and create for a new object; neither get nor update."""
+    plane = installer.cluster.plane
+    await installer.apply([found for found in await installer.built(()) if found["kind"] in RIGHTS])
+    node: dict[str, Any] = {
+        "apiVersion": UPCOMING_NODES.api_version,
+        "kind": UPCOMING_NODES.kind,
+        "metadata": {"name": "un-rights"},
+        "spec": {"machineID": "rights", "resources": {"cpu": "1"}},
+    }
+    request: dict[str, Any] = {
+        "apiVersion": CAPACITY_REQUESTS.api_version,
+        "kind": CAPACITY_REQUESTS.kind,
+        "metadata": {"name": "cr-rights", "namespace": "default"},
+        "spec": {
+            "priority": 0,
+            "resources": {"cpu": "1"},
+            "requirements": [{"key": "node.kubernetes.io/instance-type", "operator": "Exists"}],
+        },
+    }
+
+    async with client_of(await plane.service_account_kubeconfig(NAMESPACE, "bigfleet-pod-controller")) as api:
+
+        async def applied() -> bool:
+            try:
+                await api.apply(CAPACITY_REQUESTS, "cr-rights", request, namespace="default", field_manager="t")
+            except ApiError as error:
+                # Bindings take effect some milliseconds after they are written.
+                if not error.is_forbidden:
+                    raise
+                return False
+            return True
+
+        await eventually(applied, "the pod controller could not apply a request")
+        phase = {"status": {"phase": "Pending"}}
+        await api.patch(CAPACITY_REQUESTS.status, "cr-rights", phase, namespace="default")
+    async with client_of(await plane.service_account_kubeconfig(NAMESPACE, "bigfleet-operator")) as api:
+        phase = {"status": {"phase": "Acknowledged"}}
+        await api.patch(CAPACITY_REQUESTS.status, "cr-rights", phase, namespace="default")
+        await api.apply(UPCOMING_NODES, "un-rights", node, field_manager="t")
+        status = {**node, "status": {"phase": "Provisioning"}}
+        del status["spec"]
+        await api.apply(UPCOMING_NODES.status, "un-rights", status, field_manager="t")
+        await api.delete(UPCOMING_NODES, "un-rights")
+    async with client_of(await plane.service_account_kubeconfig(NAMESPACE, "bigfleet-pod-controller")) as api:
+        await api.delete(CAPACITY_REQUESTS, "cr-rights", namespace="default")
 
 
 async def test_a_bootstrap_token_of_the_operator_authenticates_until_its_node_is_ready(installer: Installer) -> None:

@@ -29,25 +29,25 @@ from bigfleet.sim.plan_generator import PoolPlan, WorldPlan
 #: Seeds that a defect may take to be found, beginning with the one that is known to find it.
 BUDGET = 6
 
-_POOLS = (
-    PoolPlan(instance_type="small", zone="a", capacity_type="bare_metal", count=6, cpu=4, price_usd_per_hour=0.04),
-)
+_POOL = PoolPlan(instance_type="small", zone="a", capacity_type="bare_metal", count=6, cpu=4, price_usd_per_hour=0.04)
 _C0 = (
     WorkloadPlan(name="web", count=9, cpu_milli=1000, priority=100, unavailable_max=1, ends_seconds=10.0),
     WorkloadPlan(name="batch", count=6, cpu_milli=500, priority=10),
 )
+#: Small pods that end slowly, one at a time: drains last.
+_SLOW = (WorkloadPlan(name="web", count=16, cpu_milli=800, priority=100, unavailable_max=1, ends_seconds=25.0),)
 _C1 = (
     WorkloadPlan(name="web", count=3, cpu_milli=1000, priority=500),
     WorkloadPlan(name="service", count=3, cpu_milli=2000, priority=1000, unavailable_max=1),
 )
 
 
-def operator_world(seed: int, *faults: str, **changes: Any) -> OperatorPlan:
-    """Return a small world in which machines are short, with these faults."""
+def operator_world(seed: int, *faults: str, machines: int = 6, **changes: Any) -> OperatorPlan:
+    """Return a small world with these faults; six machines are too few for both clusters."""
     world = WorldPlan(
         seed=seed,
         faults=faults,
-        pools=_POOLS,
+        pools=(msgspec.structs.replace(_POOL, count=machines),),
         clusters=(),
         safety_seconds=300.0,
         fault_seconds_mean=10.0,
@@ -106,19 +106,23 @@ def _partial_view(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DemandView, "is_current", property(lambda self: True))
 
 
-@defect("a drain is not resumed by the next process", "K11", "operator-killed", found_by=1)
+@defect(
+    "a drain that an earlier process began is not resumed",
+    "K11",
+    "operator-killed",
+    machines=16,
+    clusters=(_SLOW,),
+)
 def _not_resumed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DrainExecutor, "resume", lambda self: [])
-    # The shard sends the instruction again; without this that would begin it anew.
-    start = DrainExecutor.start
+    """The session's table has the drain, and nobody carries it out."""
+    resume = DrainExecutor.resume
 
-    def once(self: DrainExecutor, record: DrainRecord) -> None:
-        node = self._nodes.search(record).nodes
-        if node and (node[0].metadata.annotations or {}).get("bigfleet.lucy.sh/reclaim"):
-            return
-        start(self, record)
+    def in_name_only(self: DrainExecutor) -> list[DrainRecord]:
+        found = resume(self)
+        self._drains.clear()
+        return found
 
-    patch.setattr(DrainExecutor, "start", once)
+    patch.setattr(DrainExecutor, "resume", in_name_only)
 
 
 @defect("an orphaned UpcomingNode is not swept", "K7", "operator-killed")
@@ -207,7 +211,7 @@ def _demand_frozen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DemandView, "roll_up", first)
 
 
-@defect("a withdrawal leaves the node cordoned", "K10", "shard-crash")
+@defect("a withdrawal leaves the node cordoned", "K10", "shard-crash", found_by=2, machines=16, clusters=(_SLOW,))
 def _stays_cordoned(patch: pytest.MonkeyPatch) -> None:
     async def nothing(self: NodeCordon, name: str, uid: str, machine_id: str) -> None:
         return None

@@ -21,7 +21,7 @@ from bigfleet.sim.operator_world.world import OperatorWorld
 
 S = MachineState
 #: A cluster that nothing disturbs goes on with its drains within this time.
-DRAIN_SECONDS_MAX = 90.0
+DRAIN_SECONDS_MAX = 40.0
 
 Check = Callable[[OperatorWorld, KubernetesSite], Iterator[str]]
 
@@ -95,20 +95,34 @@ def nodes_in_service_are_open(world: OperatorWorld, site: KubernetesSite) -> Ite
 
 def drains_go_on(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
     """A drain goes on, whoever began it: in a cluster that nothing disturbs, pods that may leave a Node do."""
-    if site.quiet_seconds() < DRAIN_SECONDS_MAX:
-        return
-    now_seconds = world.clock.unix_nanos() / NANOS_PER_SECOND
-    pods = site.components.pods()
-    for node in site.components.nodes():
-        name = node["metadata"]["name"]
-        if not is_annotated(node) or world.annotated_seconds(site, node) < DRAIN_SECONDS_MAX:
-            continue
-        annotation = json.loads(node["metadata"]["annotations"][RECLAIM_ANNOTATION])
-        if datetime.fromisoformat(annotation["deadline"]).timestamp() <= now_seconds:
-            continue
+    now_seconds, pods = world.clock.monotonic_seconds(), site.components.pods()
+    could: dict[str, float] = {}
+    for name, text in sorted(_drained_nodes(world, site).items()):
         for pod in pods:
-            if node_of(pod) == name and not is_ending(pod) and not is_of(pod, DAEMON) and _may_leave(pod, site, pods):
-                yield f"{pod['metadata']['name']} of {site.name} could leave {name}, whose drain {annotation} stands"
+            uid, is_there = (
+                pod["metadata"]["uid"],
+                node_of(pod) == name and not is_ending(pod) and not is_of(pod, DAEMON),
+            )
+            if not is_there or not _may_leave(pod, site, pods):
+                continue
+            could[uid] = site.may_leave_since_seconds.get(uid, now_seconds)
+            waits_seconds = min(now_seconds - could[uid], site.quiet_seconds())
+            if waits_seconds >= DRAIN_SECONDS_MAX:
+                pod_name = pod["metadata"]["name"]
+                yield f"{pod_name} of {site.name} could have left {name} for {waits_seconds:.0f} s; its drain is {text}"
+    site.may_leave_since_seconds = could
+
+
+def _drained_nodes(world: OperatorWorld, site: KubernetesSite) -> dict[str, str]:
+    """Return the annotations of the Nodes whose drains are not over, by the Node's name."""
+    found = {}
+    for node in site.components.nodes():
+        if is_annotated(node):
+            text = node["metadata"]["annotations"][RECLAIM_ANNOTATION]
+            deadline_seconds = datetime.fromisoformat(json.loads(text)["deadline"]).timestamp()
+            if deadline_seconds > world.clock.unix_nanos() / NANOS_PER_SECOND:
+                found[node["metadata"]["name"]] = text
+    return found
 
 
 def _may_leave(pod: Stored, site: KubernetesSite, pods: list[Stored]) -> bool:

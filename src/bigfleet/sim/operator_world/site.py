@@ -79,6 +79,8 @@ class KubernetesSite:
         #: Faults that disturb the cluster at this moment, and since when there are none and one process leads.
         self.disturbances: set[str] = set()
         self._quiet_since_seconds: float | None = None
+        #: Pods, by UID, that may leave a Node that is being drained, and since when.
+        self.may_leave_since_seconds: dict[str, float] = {}
         self._led_by: Process | None = None
         given: dict[str, Any] = {
             "cluster": self.name,

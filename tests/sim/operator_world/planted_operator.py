@@ -42,7 +42,9 @@ _C1 = (
 )
 
 
-def operator_world(seed: int, *faults: str, machines: int = 6, **changes: Any) -> OperatorPlan:
+def operator_world(
+    seed: int, *faults: str, machines: int = 6, fault_seconds: float = 10.0, **changes: Any
+) -> OperatorPlan:
     """Return a small world with these faults; six machines are too few for both clusters."""
     world = WorldPlan(
         seed=seed,
@@ -50,7 +52,7 @@ def operator_world(seed: int, *faults: str, machines: int = 6, **changes: Any) -
         pools=(msgspec.structs.replace(_POOL, count=machines),),
         clusters=(),
         safety_seconds=300.0,
-        fault_seconds_mean=10.0,
+        fault_seconds_mean=fault_seconds,
         change_seconds_mean=15.0,
         cycle_interval_seconds=5.0,
         reclaim_cap_fraction=0.5,
@@ -111,18 +113,25 @@ def _partial_view(patch: pytest.MonkeyPatch) -> None:
     "K11",
     "operator-killed",
     machines=16,
+    fault_seconds=40.0,
     clusters=(_SLOW,),
 )
 def _not_resumed(patch: pytest.MonkeyPatch) -> None:
-    """The session's table has the drain, and nobody carries it out."""
-    resume = DrainExecutor.resume
+    """It is known in name only, also when the shard sends its instruction again."""
+    resume, start = DrainExecutor.resume, DrainExecutor.start
 
     def in_name_only(self: DrainExecutor) -> list[DrainRecord]:
         found = resume(self)
         self._drains.clear()
+        self.__dict__["_earlier"] = {record.instruction_id for record in found}
         return found
 
+    def start_new(self: DrainExecutor, record: DrainRecord) -> None:
+        if record.instruction_id not in self.__dict__["_earlier"]:
+            start(self, record)
+
     patch.setattr(DrainExecutor, "resume", in_name_only)
+    patch.setattr(DrainExecutor, "start", start_new)
 
 
 @defect("an orphaned UpcomingNode is not swept", "K7", "operator-killed")

@@ -188,11 +188,11 @@ async def person_meddles(world: World) -> None:
 
 
 def _operators(site: KubernetesSite) -> list[Replica]:
-    return site.operators
+    return [*site.operators]
 
 
 def _pod_controllers(site: KubernetesSite) -> list[Replica]:
-    return site.pod_controllers
+    return [*site.pod_controllers]
 
 
 FAULTS: dict[str, Fault] = {

@@ -94,23 +94,29 @@ def nodes_in_service_are_open(world: OperatorWorld, site: KubernetesSite) -> Ite
 
 
 def drains_go_on(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
-    """A drain goes on, whoever began it: in a cluster that nothing disturbs, pods that may leave a Node do."""
-    now_seconds, pods = world.clock.monotonic_seconds(), site.components.pods()
-    could: dict[str, float] = {}
+    """A drain goes on, whoever began it: undisturbed, pods that may leave do, and then the shard is answered."""
+    now_seconds, since_seconds = world.clock.monotonic_seconds(), site.waiting_since_seconds
+    waiting = dict(_waiting_for_operator(world, site))
+    site.waiting_since_seconds = {key: since_seconds.get(key, now_seconds) for key in sorted(waiting)}
+    for key, since in site.waiting_since_seconds.items():
+        waits_seconds = min(now_seconds - since, site.quiet_seconds())
+        if waits_seconds >= DRAIN_SECONDS_MAX:
+            yield f"{waiting[key]}, {waits_seconds:.0f} s long"
+
+
+def _waiting_for_operator(world: OperatorWorld, site: KubernetesSite) -> Iterator[tuple[str, str]]:
+    """Yield the UID of each pod and Node of a drain that only the operator can carry on, with a sentence."""
+    pods = site.components.pods()
     for name, text in sorted(_drained_nodes(world, site).items()):
-        for pod in pods:
-            uid, is_there = (
-                pod["metadata"]["uid"],
-                node_of(pod) == name and not is_ending(pod) and not is_of(pod, DAEMON),
-            )
-            if not is_there or not _may_leave(pod, site, pods):
-                continue
-            could[uid] = site.may_leave_since_seconds.get(uid, now_seconds)
-            waits_seconds = min(now_seconds - could[uid], site.quiet_seconds())
-            if waits_seconds >= DRAIN_SECONDS_MAX:
-                pod_name = pod["metadata"]["name"]
-                yield f"{pod_name} of {site.name} could have left {name} for {waits_seconds:.0f} s; its drain is {text}"
-    site.may_leave_since_seconds = could
+        there = [pod for pod in pods if node_of(pod) == name and not is_of(pod, DAEMON)]
+        for pod in there:
+            if not is_ending(pod) and _may_leave(pod, site, pods):
+                yield (
+                    pod["metadata"]["uid"],
+                    f"{pod['metadata']['name']} of {site.name} may leave {name}, drained by {text}",
+                )
+        if not there and site.is_connected and json.loads(text)["instruction"] not in site.answered:
+            yield name, f"{name} of {site.name} is empty, and its drain {text} has no result"
 
 
 def _drained_nodes(world: OperatorWorld, site: KubernetesSite) -> dict[str, str]:

@@ -114,11 +114,13 @@ Choice = Callable[[KubernetesSite], list[ProgramReplica]]
 async def process_killed(world: World, name: str, of: Choice) -> None:
     """A process dies between two awaits, and is back after a while."""
     replica = _replica(world, of(_site(world, name)))
-    replica.process.dies_at_step = replica.process.steps + world.rng.randrange(1, 400)
-    replica.back_seconds = world.clock.monotonic_seconds() + world.rng.uniform(0.5, 60.0)
+    process = replica.process
+    if not process.is_alive:
+        return
+    process.dies_at_step = process.steps + world.rng.randrange(1, 400)
+    replica.back_seconds = world.clock.monotonic_seconds() + world.rng.uniform(0.5, 40.0)
     await world.clock.sleep(world.rng.uniform(2.0, 20.0))
-    if replica.process.is_alive:
-        replica.kill(world.rng.uniform(0.5, 40.0))
+    process.kill()
 
 
 async def process_paused(world: World, name: str, of: Choice) -> None:
@@ -186,11 +188,11 @@ async def person_meddles(world: World) -> None:
 
 
 def _operators(site: KubernetesSite) -> list[ProgramReplica]:
-    return site.operators
+    return [*site.operators]
 
 
 def _pod_controllers(site: KubernetesSite) -> list[ProgramReplica]:
-    return site.pod_controllers
+    return [*site.pod_controllers]
 
 
 FAULTS: dict[str, Fault] = {

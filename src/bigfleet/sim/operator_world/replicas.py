@@ -103,11 +103,6 @@ class ProgramReplica(ABC):
         self._observations.note("start", self.name)
         process.spawn(self._live(process, api, self.elector), name=self.name)
 
-    def kill(self, back_seconds: float) -> None:
-        """Kill the process; it is back after so long."""
-        self.process.kill()
-        self.back_seconds = self._clock.monotonic_seconds() + back_seconds
-
     async def _live(self, process: Process, api: WatchedApi, elector: LeaderElector) -> None:
         reason = "its work was over"
         try:

@@ -19,6 +19,7 @@ from bigfleet.operator.kubernetes.resources import (
     PODS,
     UPCOMING_NODES,
 )
+from bigfleet.operator.kubernetes.shared_parts import SharedRequestParts
 
 
 class OperatorViews:
@@ -28,7 +29,9 @@ class OperatorViews:
         def follow(resource: Resource[K]) -> Reflector[K]:
             return Reflector(api, resource, clock=clock, rng=rng)
 
-        self.capacity_requests = follow(CAPACITY_REQUESTS)
+        self.capacity_requests = Reflector(
+            api, CAPACITY_REQUESTS, clock=clock, rng=rng, transform=SharedRequestParts().of
+        )
         self.pods = follow(PODS)
         self.nodes = follow(NODES)
         self.daemon_sets = follow(DAEMON_SETS)

@@ -169,7 +169,7 @@ async def test_of_two_operators_with_one_cluster_id_one_holds_the_session_and_th
     await cluster.api.create(DEPLOYMENTS, deployment("web", 4, pod_template()), namespace=namespace)
     await fleet.running(NAME, namespace, 4)
 
-    assert all("another" in reason for reason in replaced())
+    assert all("replaced by a newer session of this cluster" in reason for reason in replaced())
 
 
 async def test_an_operator_that_lacks_a_right_names_it_and_does_not_start(fleet: FleetUnderTest) -> None:

@@ -64,40 +64,6 @@ def machine_id(index: int) -> str:
 def pod(index: int, nodes: int) -> Object:
     """Return a pod that runs on one of so many nodes; with 0 one that the scheduler found no place for."""
     workload, size = index % WORKLOADS, index // WORKLOADS % SIZES
-    running: Object = {
-        "phase": "Running",
-        "conditions": [
-            {"type": kind, "status": "True", "lastTransitionTime": _MOMENT}
-            for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
-        ],
-        "podIP": f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}",
-        "startTime": _MOMENT,
-        "containerStatuses": [
-            {
-                "name": "main",
-                "image": "registry.example/team/service:1.2.3",
-                "imageID": f"registry.example/team/service@sha256:{index:064x}",
-                "containerID": f"containerd://{index:064x}",
-                "ready": True,
-                "restartCount": 0,
-                "started": True,
-                "state": {"running": {"startedAt": _MOMENT}},
-            }
-        ],
-        "qosClass": "Burstable",
-    }
-    waiting: Object = {
-        "phase": "Pending",
-        "conditions": [
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": "0/1000 nodes are available: 1000 Insufficient cpu.",
-                "lastTransitionTime": _MOMENT,
-            }
-        ],
-    }
     spec: Object = {
         "containers": [
             {
@@ -146,7 +112,49 @@ def pod(index: int, nodes: int) -> Object:
             "managedFields": _managed_fields("kubelet", 8),
         },
         "spec": spec,
-        "status": running if nodes else waiting,
+        "status": _running(index) if nodes else _waiting(),
+    }
+
+
+def _running(index: int) -> Object:
+    """Return the status of a pod that serves."""
+    return {
+        "phase": "Running",
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": _MOMENT}
+            for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+        ],
+        "podIP": f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}",
+        "startTime": _MOMENT,
+        "containerStatuses": [
+            {
+                "name": "main",
+                "image": "registry.example/team/service:1.2.3",
+                "imageID": f"registry.example/team/service@sha256:{index:064x}",
+                "containerID": f"containerd://{index:064x}",
+                "ready": True,
+                "restartCount": 0,
+                "started": True,
+                "state": {"running": {"startedAt": _MOMENT}},
+            }
+        ],
+        "qosClass": "Burstable",
+    }
+
+
+def _waiting() -> Object:
+    """Return the status of a pod that the scheduler found no place for."""
+    return {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/1000 nodes are available: 1000 Insufficient cpu.",
+                "lastTransitionTime": _MOMENT,
+            }
+        ],
     }
 
 

@@ -9,11 +9,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bigfleet.cli.pod_controller import process
-from bigfleet.cli.pod_controller.process import PodControllerPlace, needed_rights, serve_pod_controller
+from bigfleet.cli.pod_controller.process import PodControllerPlace, serve_pod_controller
 from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.kubernetes import ELECTION_SUFFIX
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, EVENTS, LEASES, PODS
+from bigfleet.operator.kubernetes.rights import pod_controller_rights
 from bigfleet.operator.pods.controller import ReconcileOutcome
 from bigfleet.operator.pods.defaults import ClassPenalties, PenaltyDefaults
 from bigfleet.operator.pods.index import PodIndex
@@ -46,11 +48,12 @@ class ProcessWorld:
         self.rules: Any = None
 
     @asynccontextmanager
-    async def connect(self, *_endpoint: Any, **_limits: Any) -> AsyncIterator[InMemoryApi]:
+    async def connect(self, *_endpoint: Any, user_agent: str, **_limits: Any) -> AsyncIterator[InMemoryApi]:
         api = InMemoryApi(self.server)
         if self.rules is not None:
             api = InMemoryApi(self.server, rights=AccessRights(rules_of_role({"rules": self.rules}, "")))
-        self.apis.append(api)
+        if not user_agent.endswith(ELECTION_SUFFIX):
+            self.apis.append(api)
         yield api
 
     @asynccontextmanager
@@ -83,7 +86,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> ProcessWorld:
     made = ProcessWorld()
     monkeypatch.setattr("bigfleet.cli.runtime.interpreter.settle", lambda: None)
     monkeypatch.setattr(process, "SystemClock", LoopClock)
-    monkeypatch.setattr(process, "HttpKubernetesApi", made.connect)
+    monkeypatch.setattr("bigfleet.cli.runtime.kubernetes.HttpKubernetesApi", made.connect)
     monkeypatch.setattr(process, "serve_http", made.serve_http)
     monkeypatch.setattr(process, "stop_on_signals", made.stop_on_signals)
     return made
@@ -156,7 +159,7 @@ async def test_a_leader_that_loses_its_lease_leads_again_later(world: ProcessWor
 async def test_missing_rights_are_all_named(world: ProcessWorld) -> None:
     world.rules = [
         {"apiGroups": [right.resource.group], "resources": [right.text("x").split()[1].split(".")[0]], "verbs": ["*"]}
-        for right in needed_rights("fleet")
+        for right in pod_controller_rights("fleet")
         if right.resource.plural not in ("persistentvolumes", "leases")
     ] + [
         {"apiGroups": ["bigfleet.lucy.sh"], "resources": ["capacityrequests/status"], "verbs": ["*"]},

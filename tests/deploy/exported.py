@@ -1,4 +1,4 @@
-"""What a shard and a provider export, by name with the labels: read from the registries that the processes fill."""
+"""What shard, provider, operator and pod controller export, by name with the labels: from their registries."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -7,6 +7,8 @@ from typing import Any, cast
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
+from bigfleet.cli.pod_controller.process import PodControllerMetrics
+from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, export_expiry
@@ -18,17 +20,32 @@ OF_TARGETS = frozenset({"job", "instance"})
 OF_PROMETHEUS: Mapping[str, frozenset[str]] = {"up": OF_TARGETS}
 
 
-def exported() -> Mapping[str, frozenset[str]]:
-    """Return the labels of every series that a shard or a provider can export, by the series' name."""
-    shard, provider = World().registry, CollectorRegistry()
+def registries() -> Mapping[str, CollectorRegistry]:
+    """Return what each program exports, by the prefix of its series, as its process registers it."""
+    shard, provider, operator, pods = World().registry, CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     ProviderMetrics(provider)
+    OperatorMetrics(operator)
+    PodControllerMetrics(pods)
     certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC))))
     for registry, prefix in ((shard, "bigfleet_shard"), (provider, "bigfleet_provider")):
-        # As the processes do (bigfleet.cli.shard.process, bigfleet.cli.provider.process).
         ProcessCollector(registry=registry)
         Gate(registry, prefix)
         export_expiry(certificate, registry, prefix)
-    return {**OF_PROMETHEUS, **dict(_series(shard)), **dict(_series(provider))}
+    export_expiry(certificate, operator, "bigfleet_operator")
+    return {
+        "bigfleet_shard": shard,
+        "bigfleet_provider": provider,
+        "bigfleet_operator": operator,
+        "bigfleet_unschedulable_pod_controller": pods,
+    }
+
+
+def exported() -> Mapping[str, frozenset[str]]:
+    """Return the labels of every series that a program can export, by the series' name."""
+    found = dict(OF_PROMETHEUS)
+    for registry in registries().values():
+        found.update(_series(registry))
+    return found
 
 
 def _series(registry: Any) -> Iterator[tuple[str, frozenset[str]]]:

@@ -6,7 +6,7 @@ for the provider, and pods run on the machines that it makes.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sized
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,21 @@ async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T
     return last
 
 
+async def until_nothing(read: Callable[[], Awaitable[Sized]], failure: str) -> None:
+    """Return once `read` returns something empty. Raises AssertionError with what it returned last."""
+    last: Sized = ""
+
+    async def is_nothing() -> bool:
+        nonlocal last
+        last = await read()
+        return not last
+
+    try:
+        await wait_until_async(is_nothing, poll_seconds=_POLL_SECONDS)
+    except TimeoutError:
+        raise AssertionError(f"{failure}: {last!r}") from None
+
+
 class ClusterUnderTest:
     """One control plane with an administrator's client and machines. Use it as an async context manager.
 
@@ -97,9 +112,7 @@ class ClusterUnderTest:
     ) -> None:
         try:
             await asyncio.gather(*(self.kubelet.remove_node(name) for name in list(self.kubelet.nodes)))
-            for namespace in self._namespaces:
-                with suppress(ApiError):
-                    await self.api.delete(NAMESPACES, namespace)
+            await self.remove_namespaces()
         finally:
             self._running.cancel()
             (ended,) = await asyncio.gather(self._running, return_exceptions=True)
@@ -134,6 +147,12 @@ class ClusterUnderTest:
         # A pod is refused until the controller manager has made the service account of its namespace.
         await self.found(SERVICE_ACCOUNTS, "default", name)
         return name
+
+    async def remove_namespaces(self) -> None:
+        """Delete the namespaces that were made, without waiting for their ends."""
+        while self._namespaces:
+            with suppress(ApiError):
+                await self.api.delete(NAMESPACES, self._namespaces.pop())
 
     async def read(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
         """Return an object, None when it is absent."""

@@ -43,6 +43,22 @@ def control_plane(control_plane_program: Path, tmp_path_factory: pytest.TempPath
     asyncio.run(plane.stop())
 
 
+@pytest.fixture(scope="session")
+def second_plane(control_plane_program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A second one beside `control_plane`, for tests of several clusters; it starts with the first such test."""
+    plane = new_plane(control_plane_program, tmp_path_factory.mktemp("second-plane") / "plane")
+    asyncio.run(plane.start())
+    yield plane
+    asyncio.run(plane.stop())
+
+
+@pytest.fixture
+async def second_cluster(second_plane: ControlPlane) -> AsyncIterator[ClusterUnderTest]:
+    """The second control plane, with machines that end with the test."""
+    async with ClusterUnderTest(second_plane) as opened:
+        yield opened
+
+
 @pytest.fixture
 async def cluster(control_plane: ControlPlane) -> AsyncIterator[ClusterUnderTest]:
     """The shared control plane, with machines that end with the test."""

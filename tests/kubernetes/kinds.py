@@ -23,6 +23,22 @@ class Workload(KubernetesObject):
     status: ReplicaStatus = msgspec.field(default_factory=ReplicaStatus)
 
 
+class EventSubject(msgspec.Struct, rename="camel"):
+    """`involvedObject` of an Event."""
+
+    kind: str = ""
+    name: str = ""
+
+
+class ReadableEvent(KubernetesObject):
+    """An Event as a person reads it."""
+
+    involved_object: EventSubject = msgspec.field(default_factory=EventSubject)
+    reason: str = ""
+    message: str = ""
+    type: str = ""
+
+
 class DefinitionStatus(msgspec.Struct, rename="camel"):
     """`status` of a CustomResourceDefinition."""
 
@@ -41,6 +57,7 @@ NAMESPACES = Resource(
 SERVICE_ACCOUNTS = Resource(
     group="", version="v1", plural="serviceaccounts", kind="ServiceAccount", namespaced=True, type=KubernetesObject
 )
+EVENTS = Resource(group="", version="v1", plural="events", kind="Event", namespaced=True, type=ReadableEvent)
 DEPLOYMENTS = Resource(
     group="apps", version="v1", plural="deployments", kind="Deployment", namespaced=True, type=Workload
 )
@@ -51,6 +68,14 @@ DISRUPTION_BUDGETS = Resource(
     plural="poddisruptionbudgets",
     kind="PodDisruptionBudget",
     namespaced=True,
+    type=KubernetesObject,
+)
+PRIORITY_CLASSES = Resource(
+    group="scheduling.k8s.io",
+    version="v1",
+    plural="priorityclasses",
+    kind="PriorityClass",
+    namespaced=False,
     type=KubernetesObject,
 )
 ROLES = Resource(
@@ -139,6 +164,16 @@ def disruption_budget(name: str, app: str, *, min_available: int) -> JsonObject:
         "kind": "PodDisruptionBudget",
         "metadata": {"name": name},
         "spec": {"minAvailable": min_available, "selector": {"matchLabels": {"app": app}}},
+    }
+
+
+def priority_class(name: str, value: int) -> JsonObject:
+    """Return a PriorityClass."""
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": name},
+        "value": value,
     }
 
 

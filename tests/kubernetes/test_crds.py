@@ -102,6 +102,26 @@ async def test_the_server_accepts_and_refuses(
             await cluster.api.delete(resource, steps.name)
 
 
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        ("AvailableCapacity", {"availability": "None", "availableCount": 0, "cost": "0", "resources": {}}),
+        ("UpcomingNode", {"machineID": "m", "resources": {}}),
+    ],
+)
+async def test_server_side_apply_takes_amounts_that_are_empty(
+    cluster: ClusterUnderTest, definitions: list[str], kind: str, spec: dict[str, Any]
+) -> None:
+    """It would turn an empty map of single fields into null, which the schema refuses."""
+    resource, name = RESOURCES[kind], "empty-amounts"
+    body: dict[str, Any] = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    try:
+        stored = await cluster.api.apply(resource, name, body, field_manager="bigfleet-tests")
+        assert stored["spec"]["resources"] == {}
+    finally:
+        await cluster.api.delete(resource, name)
+
+
 async def test_the_server_takes_the_definitions_as_they_are_written(
     cluster: ClusterUnderTest, definitions: list[str]
 ) -> None:

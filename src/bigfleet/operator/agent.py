@@ -8,7 +8,6 @@ leader, and ends with it; nothing here decides about machines.
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Protocol
 
 from bigfleet.model import frames
@@ -18,6 +17,8 @@ from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.gang_domains import GangDomains
 from bigfleet.operator.demand.joined_nodes import JoinedNodes
 from bigfleet.operator.demand.overheads import NodeOverheads
 from bigfleet.operator.demand.waiting import UnschedulablePods
@@ -26,6 +27,7 @@ from bigfleet.operator.kubernetes.api import KubernetesApi
 from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import NODES
+from bigfleet.operator.kubernetes.timestamps import unix_seconds
 from bigfleet.operator.metrics import AgentFigures, OperatorMetrics
 from bigfleet.operator.nodes.available_capacity import AvailableCapacities
 from bigfleet.operator.nodes.drain_executor import DrainExecutor
@@ -34,10 +36,10 @@ from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import Preflight
 from bigfleet.operator.nodes.statuses import NodeStatuses
 from bigfleet.operator.nodes.upcoming_nodes import UpcomingNodes
-from bigfleet.operator.nodes.work_queue import WorkQueue
 from bigfleet.operator.ports import SessionDialer, SessionEnded
 from bigfleet.operator.session import SessionClient, SessionSettings
 from bigfleet.operator.views import OperatorViews
+from bigfleet.operator.work_queue import KeyQueue, WorkQueue
 
 #: How often the gauges are set.
 _SAMPLE_SECONDS = 1.0
@@ -111,32 +113,22 @@ class KubernetesAgent:
             api=api, nodes=self._nodes, queue=self._queue, clock=clock, on_write=metrics.upcoming_node_written
         )
         self._hints = AvailableCapacities(api=api, stored=views.available_capacities, queue=self._queue, clock=clock)
-        preflight = Preflight(nodes=self._nodes, pods=pods_by_node, clock=clock)
-        self._drains = DrainExecutor(
-            api=api,
-            nodes=self._nodes,
-            pods=pods_by_node,
-            preflight=preflight,
-            clock=clock,
-            rng=rng,
-            finished=self._drain_finished,
-            on_event=self._record_node_event,
-            observer=metrics,
-            force=settings.drain_force,
-        )
+        self._drains = self._make_drains(api, pods_by_node, rng, force=settings.drain_force)
         overheads = NodeOverheads(views.daemon_sets)
+        domains = GangDomains(views.nodes)
         joined = JoinedNodes(pods=pods_by_node, clock=clock)
         self._demand = DemandView(
             cluster=cluster,
             requests=views.capacity_requests,
             clock=clock,
             overheads=overheads,
+            domains=domains,
             on_demand_changed=self._session.demand_changed,
         )
         self._waiting = UnschedulablePods(pods=views.pods, requests=self._demand, nodes=joined, clock=clock)
-        self._demand.waiting = self._waiting
-        self._verdicts = RequestVerdicts(demand=self._demand, clock=clock, pods=self._waiting)
-        self._writer = self._make_writer(api, rng, settings.status_workers)
+        statuses: KeyQueue[ObjectKey] = KeyQueue(clock)
+        self._verdicts = RequestVerdicts(demand=self._demand, clock=clock, changed=statuses.put, pods=self._waiting)
+        self._writer = self._make_writer(api, statuses, rng, settings.status_workers)
         self._demand.add_listener(self._verdicts)
         self._waiting.add_listener(self._verdicts)
         self._nodes.listen(self._node_changed)
@@ -144,17 +136,33 @@ class KubernetesAgent:
         views.nodes.add_listener(self._nodes)
         views.nodes.add_listener(joined)
         views.pods.add_listener(pods_by_node)
+        views.pods.add_listener(domains)
         views.upcoming_nodes.add_listener(self._upcoming)
         views.daemon_sets.add_listener(overheads)
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
 
-    def _make_writer(self, api: KubernetesApi, rng: Rng, workers: int) -> StatusWriter:
+    def _make_drains(self, api: KubernetesApi, pods: PodsByNode, rng: Rng, *, force: bool) -> DrainExecutor:
+        return DrainExecutor(
+            api=api,
+            nodes=self._nodes,
+            pods=pods,
+            preflight=Preflight(nodes=self._nodes, pods=pods, clock=self._clock),
+            clock=self._clock,
+            rng=rng,
+            finished=self._drain_finished,
+            on_event=self._record_node_event,
+            observer=self._metrics,
+            force=force,
+        )
+
+    def _make_writer(self, api: KubernetesApi, queue: KeyQueue[ObjectKey], rng: Rng, workers: int) -> StatusWriter:
         return StatusWriter(
             api=api,
             requests=self._views.capacity_requests,
             demand=self._demand,
             verdicts=self._verdicts,
+            queue=queue,
             events=self._events,
             clock=self._clock,
             rng=rng,
@@ -187,7 +195,7 @@ class KubernetesAgent:
     def roll_up(self) -> RollUp | None:
         """Return the complete demand, or None while the view may be partial."""
         with self._metrics.rollup_duration.time():
-            roll_up = self._demand.roll_up()
+            roll_up = self._demand.roll_up(self._waiting.waiting_requests)
         self._metrics.rolled_up(roll_up)
         return roll_up
 
@@ -290,9 +298,6 @@ class KubernetesAgent:
 def _ready_since(node: NodeObject) -> float | None:
     """Return since when a node says that it is Ready, Unix seconds; None when it does not say."""
     for condition in node.status.conditions or ():
-        if condition.type == "Ready" and condition.last_transition_time:
-            try:
-                return datetime.fromisoformat(condition.last_transition_time).timestamp()
-            except ValueError:
-                return None
+        if condition.type == "Ready":
+            return unix_seconds(condition.last_transition_time)
     return None

@@ -141,7 +141,11 @@ class SessionClient:
                 self.replaced_total += ended.kind is EndKind.REPLACED
             report = log.error if ended.kind is EndKind.DENIED else log.info
             report(
-                "session ended", cluster=self._cluster, kind=ended.kind.value, why=str(ended), retry_in=delay_seconds
+                "session.ended",
+                cluster=self._cluster,
+                kind=ended.kind.value,
+                reason=str(ended),
+                retry_in=round(delay_seconds, 3),
             )
             await self._clock.sleep(delay_seconds)
 

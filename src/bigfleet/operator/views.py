@@ -4,7 +4,7 @@ They run also in a process that does not lead, so that a new leader starts with 
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bigfleet.model.clock import Clock
@@ -20,19 +20,18 @@ from bigfleet.operator.kubernetes.resources import (
     UPCOMING_NODES,
 )
 from bigfleet.operator.kubernetes.shared_parts import SharedRequestParts
+from bigfleet.operator.pod_reduction import PodReduction
 
 
 class OperatorViews:
     """The reflectors of one cluster."""
 
     def __init__(self, api: KubernetesApi, *, clock: Clock, rng: Rng) -> None:
-        def follow(resource: Resource[K]) -> Reflector[K]:
-            return Reflector(api, resource, clock=clock, rng=rng)
+        def follow(resource: Resource[K], transform: Callable[[K], K] | None = None) -> Reflector[K]:
+            return Reflector(api, resource, clock=clock, rng=rng, transform=transform)
 
-        self.capacity_requests = Reflector(
-            api, CAPACITY_REQUESTS, clock=clock, rng=rng, transform=SharedRequestParts().of
-        )
-        self.pods = follow(PODS)
+        self.capacity_requests = follow(CAPACITY_REQUESTS, SharedRequestParts().of)
+        self.pods = follow(PODS, PodReduction())
         self.nodes = follow(NODES)
         self.daemon_sets = follow(DAEMON_SETS)
         self.upcoming_nodes = follow(UPCOMING_NODES)

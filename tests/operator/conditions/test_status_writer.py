@@ -13,16 +13,17 @@ from structlog.testing import capture_logs
 from bigfleet.model import frames
 from bigfleet.model.frames import Acknowledgement, UnmetReason
 from bigfleet.model.ids import ClusterId
-from bigfleet.operator.conditions.key_queue import KeyQueue
-from bigfleet.operator.conditions.verdicts import RequestVerdicts, Urgency
+from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import ObjectKey
 from bigfleet.operator.demand.waiting import PodWait, WaitingPod
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.events import EventSeverity
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, Condition, ObjectReference
 from bigfleet.operator.kubernetes.reflector import Reflector
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, OWNED_BY_POD
+from bigfleet.operator.work_queue import KeyQueue
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.faults import ApiCall, fail_times
@@ -84,13 +85,15 @@ class Cluster:
         self.pods = Pods()
         self.events = Events()
         self.written = Written()
-        self.verdicts = RequestVerdicts(demand=self.demand, clock=self.clock, pods=self.pods)
+        queue: KeyQueue[ObjectKey] = KeyQueue(self.clock)
+        self.verdicts = RequestVerdicts(demand=self.demand, clock=self.clock, changed=queue.put, pods=self.pods)
         self.demand.add_listener(self.verdicts)
         self.writer = StatusWriter(
             api=self.api,
             requests=self.requests,
             demand=self.demand,
             verdicts=self.verdicts,
+            queue=queue,
             events=self.events,
             clock=self.clock,
             rng=rng,
@@ -361,7 +364,8 @@ async def test_what_was_written_counts_before_the_view_shows_it() -> None:
     server = InMemoryApiServer(clock)
     view: HandView[CapacityRequestObject] = HandView()
     demand = DemandView(cluster=ClusterId("c"), requests=view, clock=clock)
-    verdicts = RequestVerdicts(demand=demand, clock=clock)
+    queue: KeyQueue[ObjectKey] = KeyQueue(clock)
+    verdicts = RequestVerdicts(demand=demand, clock=clock, changed=queue.put)
     demand.add_listener(verdicts)
     written, api = Written(), InMemoryApi(server)
     writer = StatusWriter(
@@ -369,6 +373,7 @@ async def test_what_was_written_counts_before_the_view_shows_it() -> None:
         requests=view,
         demand=demand,
         verdicts=verdicts,
+        queue=queue,
         events=Events(),
         clock=clock,
         rng=random.Random(1),
@@ -529,39 +534,3 @@ async def test_a_lost_session_is_shown_after_a_minute() -> None:
         accepted = cluster.condition("a", "Accepted")
         assert (accepted.status, accepted.reason) == ("Unknown", "NotReported")
         assert cluster.events.recorded == []
-
-
-# ---- the queue ------------------------------------------------------------------------------------------------------
-
-
-async def test_keys_come_most_urgent_first_and_each_once() -> None:
-    queue = KeyQueue()
-    a, b, c = ("ns", "a"), ("ns", "b"), ("ns", "c")
-    queue.put(a, Urgency.MESSAGE)
-    queue.put(b, Urgency.CONDITION)
-    queue.put(c, Urgency.CONDITION)
-    queue.put(a, Urgency.MESSAGE)
-    queue.put(c, Urgency.PHASE)
-    queue.put(c, Urgency.MESSAGE)
-
-    assert [await queue.take() for _ in range(3)] == [
-        (c, Urgency.PHASE),
-        (b, Urgency.CONDITION),
-        (a, Urgency.MESSAGE),
-    ]
-
-
-async def test_a_key_that_is_put_while_it_is_handled_comes_again_afterwards() -> None:
-    queue = KeyQueue()
-    queue.put(("ns", "a"), Urgency.MESSAGE)
-    await queue.take()
-    queue.put(("ns", "a"), Urgency.MESSAGE)
-    queue.put(("ns", "a"), Urgency.PHASE)
-    assert len(queue) == 0
-    assert not queue.is_idle
-
-    queue.done(("ns", "a"))
-
-    assert await queue.take() == (("ns", "a"), Urgency.PHASE)
-    queue.done(("ns", "a"))
-    assert queue.is_idle

@@ -77,7 +77,6 @@ class Cluster:
             cluster=CLUSTER,
             requests=self.objects,
             clock=clock or self.clock,
-            waiting=self.waiting,
             on_demand_changed=self.count_change,
             **given,
         )
@@ -88,7 +87,7 @@ class Cluster:
         self.changes += 1
 
     def aggregates(self) -> list[dict[str, int]]:
-        roll_up = self.view.roll_up()
+        roll_up = self.view.roll_up(self.waiting.waiting_requests)
         assert roll_up is not None
         return [dict(need.aggregate) for need in roll_up.needs]
 
@@ -255,7 +254,7 @@ def test_waiting_pods_are_shapes_of_their_own_and_no_part_of_the_demand() -> Non
     cluster.objects.put(request("c", exclusion={"group": "g"}))
     cluster.waiting.keys = {("ns", "a"), ("ns", "c")}
 
-    roll_up = cluster.view.roll_up()
+    roll_up = cluster.view.roll_up(cluster.waiting.waiting_requests)
 
     assert roll_up is not None
     (need,) = roll_up.needs
@@ -267,10 +266,10 @@ def test_a_waiting_request_that_changes_waits_with_its_new_shape() -> None:
     cluster = Cluster()
     cluster.objects.put(request("a"))
     cluster.waiting.keys = {("ns", "a")}
-    cluster.view.roll_up()
+    cluster.view.roll_up(cluster.waiting.waiting_requests)
     cluster.objects.put(request("a", generation=2, resources={"cpu": "2"}))
 
-    roll_up = cluster.view.roll_up()
+    roll_up = cluster.view.roll_up(cluster.waiting.waiting_requests)
 
     assert roll_up is not None
     assert roll_up.needs[0].waiting == (DemandShape({"cpu": 2000}, 1),)

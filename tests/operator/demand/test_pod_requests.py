@@ -98,9 +98,12 @@ def test_sums_are_exact() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (PodSpec(containers=[container("web", cpu="much")]), r"containers\[web\]\.resources\.requests\[cpu\]: 'much'"),
-        (PodSpec(init_containers=[container("init", cpu="-1")]), r"initContainers\[init\].*'-1' is negative"),
-        (PodSpec(overhead={"cpu": "x"}), r"overhead\[cpu\]: 'x'"),
+        (
+            PodSpec(containers=[container("web", cpu="much")]),
+            r"containers\[0\]\.resources\.requests\.cpu: 'much'",
+        ),
+        (PodSpec(init_containers=[container("init", cpu="-1")]), r"spec\.initContainers\[0\].*'-1' is negative"),
+        (PodSpec(overhead={"cpu": "x"}), r"spec\.overhead\.cpu: 'x'"),
     ],
 )
 def test_a_quantity_that_cannot_be_read_is_refused(spec: PodSpec, message: str) -> None:

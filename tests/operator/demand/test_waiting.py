@@ -47,7 +47,6 @@ class Cluster:
         self.waiting = UnschedulablePods(pods=self.pods, requests=self.demand, nodes=self.nodes, clock=self.clock)
         self.waiting.add_listener(self.heard)
         self.pods.listeners.append(self.waiting)
-        self.demand.waiting = self.waiting
 
     def add(self, stored: PodObject) -> PodObject:
         name, uid = stored.metadata.name, stored.metadata.uid
@@ -62,7 +61,7 @@ class Cluster:
             self.report(met=met)
 
     def report(self, *, met: bool = True) -> None:
-        roll_up = self.demand.roll_up()
+        roll_up = self.demand.roll_up(self.waiting.waiting_requests)
         assert roll_up is not None
         rows = [] if met else [(need.fingerprint, need.group) for need in roll_up.needs]
         self.waiting.need_status(need_status(*rows, stamp=roll_up.timestamp_unix_nanos))
@@ -85,7 +84,7 @@ def test_a_pod_that_waits_for_a_minute_though_its_row_is_met_is_asked_for_once_m
     cluster.clock.seconds += 1
     assert cluster.asked() == ["cr-a"]
     assert cluster.wait_of("pod-a") is PodWait.ASKED_FOR
-    roll_up = cluster.demand.roll_up()
+    roll_up = cluster.demand.roll_up(cluster.waiting.waiting_requests)
     assert roll_up is not None
     assert [shape.count for shape in roll_up.needs[0].waiting] == [1]
 
@@ -103,7 +102,7 @@ def test_a_pod_whose_machines_are_coming_is_not_asked_for() -> None:
     cluster.add(pod("a"))
     for _ in range(20):
         cluster.clock.seconds += 10
-        roll_up = cluster.demand.roll_up()
+        roll_up = cluster.demand.roll_up(cluster.waiting.waiting_requests)
         assert roll_up is not None
         coming = tuple((need.fingerprint, need.group) for need in roll_up.needs)
         cluster.waiting.need_status(need_status(coming=coming, stamp=roll_up.timestamp_unix_nanos))
@@ -124,7 +123,7 @@ def test_a_truncated_verdict_calls_no_row_met() -> None:
 def test_a_row_that_lacks_only_what_no_machine_can_hold_is_met_for_its_other_pods() -> None:
     cluster = Cluster()
     cluster.add(pod("a"))
-    roll_up = cluster.demand.roll_up()
+    roll_up = cluster.demand.roll_up(cluster.waiting.waiting_requests)
     assert roll_up is not None
     row = (roll_up.needs[0].fingerprint, "")
     cluster.waiting.need_status(need_status(row, reason=UnmetReason.REQUEST_TOO_LARGE))
@@ -139,7 +138,7 @@ def test_a_pod_that_no_machine_can_hold_is_not_asked_for_again() -> None:
     cluster.requests.put(request("cr-a", pod_uid="pod-a", resources={"cpu": "1000"}))
     cluster.pods.put(pod("a"))
     cluster.add(pod("b"))
-    roll_up = cluster.demand.roll_up()
+    roll_up = cluster.demand.roll_up(cluster.waiting.waiting_requests)
     assert roll_up is not None
     row = (roll_up.needs[0].fingerprint, "")
     message = "1 pod wants cpu 1k, the largest machine for it has 96"
@@ -151,10 +150,10 @@ def test_a_pod_that_no_machine_can_hold_is_not_asked_for_again() -> None:
 
 def test_a_verdict_on_a_roll_up_without_the_request_says_nothing_of_it() -> None:
     cluster = Cluster()
-    roll_up = cluster.demand.roll_up()
+    roll_up = cluster.demand.roll_up(cluster.waiting.waiting_requests)
     assert roll_up is not None
     cluster.add(pod("a"))
-    cluster.demand.roll_up()
+    cluster.demand.roll_up(cluster.waiting.waiting_requests)
     cluster.waiting.need_status(need_status(stamp=roll_up.timestamp_unix_nanos))
     cluster.clock.seconds += 600
 
@@ -394,7 +393,7 @@ def test_the_waiting_never_exceed_the_unschedulable_pods(events: list[tuple[str,
             cluster.pass_time(70, met=kind == "met")
 
         unschedulable = {f"cr-{each.metadata.name}" for each in cluster.pods if not each.spec.node_name}
-        roll_up = cluster.demand.roll_up()
+        roll_up = cluster.demand.roll_up(cluster.waiting.waiting_requests)
         assert roll_up is not None
         assert set(cluster.asked()) <= unschedulable
         waiting = sum(shape.count for need in roll_up.needs for shape in need.waiting)

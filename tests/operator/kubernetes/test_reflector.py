@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from bigfleet.operator.kubernetes.api import SILENT, ApiError
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectMeta
@@ -261,6 +262,27 @@ async def test_a_silent_connection_counts_from_when_the_server_was_last_heard() 
         await asyncio.sleep(10)
         assert world.reflector.failing_seconds() == pytest.approx(100, abs=0.1)
         assert world.reflector.last_event_at == pytest.approx(5, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("end", "level"),
+    [
+        (expired(), "info"),
+        (ApiError(429, "TooManyRequests", "storage is (re)initializing"), "info"),
+        (ApiError(0, SILENT, "nothing received for 90 s"), "info"),
+        (unreachable(), "warning"),
+    ],
+    ids=["expired", "asked to wait", "silent", "unreachable"],
+)
+async def test_only_an_end_that_a_server_in_good_health_does_not_cause_is_a_warning(end: ApiError, level: str) -> None:
+    world = World()
+    async with world.running():
+        await asyncio.sleep(5)
+        with capture_logs() as logs:
+            world.api.end_watches(end)
+            await asyncio.sleep(5)
+
+    assert [line["log_level"] for line in logs if line["event"] == "operator.watch_failed"] == [level]
 
 
 @pytest.mark.parametrize("end", [True, expired(), unreachable()], ids=["clean", "expired", "unreachable"])

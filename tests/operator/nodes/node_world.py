@@ -29,7 +29,7 @@ from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import Preflight
 from bigfleet.operator.nodes.statuses import NodeStatuses
 from bigfleet.operator.nodes.upcoming_nodes import UpcomingNodes
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.kinds import kind_key

@@ -344,7 +344,7 @@ async def test_a_pod_that_is_gone_or_another_is_not_waited_for(world: NodeWorld)
     assert world.pod_names() == ["again"]
 
 
-async def test_a_forbidden_eviction_fails_the_drain_at_once(world: NodeWorld) -> None:
+async def test_an_eviction_that_stays_forbidden_fails_the_drain_after_a_minute(world: NodeWorld) -> None:
     world.node("n", "m")
     world.pod("p", "n")
     operator = world.operator()
@@ -355,7 +355,17 @@ async def test_a_forbidden_eviction_fails_the_drain_at_once(world: NodeWorld) ->
     assert result.outcome is DrainOutcome.FAILED
     assert "d/p" in result.message
     assert "cannot create" in result.message
-    assert now() < 5
+    assert 60 <= now() < 75
+
+
+async def test_an_api_server_that_refuses_everybody_while_it_starts_fails_no_drain(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.api.faults.refuse = fail_times(4, ApiError(403, "Forbidden", "RBAC: no roles"))
+    operator.instruct("m", grace_seconds=600)
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
 
 
 async def test_a_namespace_that_is_being_deleted_does_not_fail_the_drain(world: NodeWorld) -> None:

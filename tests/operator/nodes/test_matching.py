@@ -13,7 +13,7 @@ from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.names import machine_label
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 from bigfleet.sim.kubernetes.faults import fail_times
 from tests.operator.nodes.node_world import NodeWorld, Operator, node_body
 

@@ -10,8 +10,6 @@ from bigfleet.operator.nodes.names import (
     available_capacity_name,
     is_hashed_label,
     machine_label,
-    rfc3339,
-    unix_seconds,
     upcoming_node_name,
 )
 
@@ -43,13 +41,3 @@ def test_hints_of_different_keys_have_different_names(one: str, other: str) -> N
 
     assert (names[0] == names[1]) == (one == other)
     assert all(SUBDOMAIN.fullmatch(name) for name in names)
-
-
-@given(st.integers(min_value=0, max_value=4_000_000_000))
-def test_a_moment_is_read_back_as_it_was_written(seconds: int) -> None:
-    assert unix_seconds(rfc3339(seconds * 1_000_000_000)) == seconds
-
-
-@pytest.mark.parametrize("text", [None, "", "tomorrow", "2026-01-01", "2026-01-01T00:00:00", "5"])
-def test_what_is_no_moment_is_none(text: str | None) -> None:
-    assert unix_seconds(text) is None

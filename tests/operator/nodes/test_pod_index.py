@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.operator.kubernetes.objects import PodObject
-from bigfleet.operator.nodes.pod_index import PodsByNode, has_required_anti_affinity, is_finished, requested_by
+from bigfleet.operator.kubernetes.pod_requests import requested_by
+from bigfleet.operator.nodes.pod_index import PodsByNode, has_required_anti_affinity
 from tests.operator.nodes.node_world import pod_body
 
 AWAY: dict[str, Any] = {
@@ -40,7 +41,7 @@ def test_sums_that_follow_every_change_equal_a_recount(steps: list[tuple[str, di
             index.put(stored[name], former)
         elif former is not None:
             index.remove(former)
-    alive = [p for p in stored.values() if p.spec.node_name and not is_finished(p)]
+    alive = [p for p in stored.values() if p.spec.node_name and not p.is_finished]
     for node in ("a", "b"):
         here = [p for p in alive if p.spec.node_name == node]
         total = sum(requested_by(p.spec).get("cpu", 0) for p in here)

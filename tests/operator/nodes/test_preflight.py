@@ -16,7 +16,7 @@ from bigfleet.operator.nodes.placement import NodeRoom
 from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import PROMISE_SECONDS, Preflight
 from bigfleet.operator.nodes.topology_rules import PodRules
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 from tests.operator.nodes.node_world import node_body, pod_body
 from tests.operator.nodes.scheduler_rules import cluster_fault
 
@@ -422,6 +422,7 @@ def test_what_is_accepted_can_be_placed_by_the_schedulers_rules(case: Case) -> N
     assert judge(case) is None
 
 
+@pytest.mark.slow
 @NOT_SHRUNK
 @given(cases())
 def test_a_single_pod_is_refused_only_if_no_node_takes_it(case: Case) -> None:
@@ -452,6 +453,7 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., object]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_the_judge_finds_a_planted_defect(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, name, broken = DEFECTS[defect]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bigfleet.model.frames import DrainOutcome, Taint
@@ -404,6 +404,7 @@ steps = st.lists(
 )
 
 
+@example(steps=[("lose", 1), ("frame", "a", S.SPECULATIVE), ("wait", 0.01)], bound={})
 @given(steps=steps, bound=st.dictionaries(st.sampled_from(MACHINES), st.sampled_from(BOUND)))
 async def test_after_a_resync_there_are_exactly_the_objects_of_the_bound_machines(
     steps: list[tuple[Any, ...]], bound: dict[str, MachineState]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bigfleet.model.quantity import parse_quantity
 from bigfleet.operator.kubernetes.objects import CapacityRequestSpec, PersistentVolume, PersistentVolumeClaim, PodObject
-from bigfleet.operator.pods.arithmetic import pod_requests
+from bigfleet.operator.pods.arithmetic import requested_resources
 from bigfleet.operator.pods.mapping import map_pod, request_body, standing_of
 from tests.operator.pods.pod_cases import CaseVolumes
 from tests.operator.pods.request_schema import schema_faults, spec_schema
@@ -71,7 +71,7 @@ def slow_requests(spec: dict[str, Any]) -> dict[str, int]:
 
 @given(RESOURCE_PODS)
 def test_requests_are_those_of_the_moment_that_takes_most(spec: dict[str, Any]) -> None:
-    requests, findings = pod_requests(decoded({"spec": spec}).spec)
+    requests, findings = requested_resources(decoded({"spec": spec}).spec)
 
     assert {name: parse_quantity(text) for name, text in requests.items()} == slow_requests(spec)
     assert findings == []

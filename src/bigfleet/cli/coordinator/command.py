@@ -19,13 +19,13 @@ from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     check_dialable,
+    check_log_level,
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
 )
 from bigfleet.cli.runtime.failures import UsageFault
-from bigfleet.cli.shard.command import LOG_LEVELS
 from bigfleet.model.ids import identifier_fault
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ class CoordinatorFlags:
         fault = identifier_fault(self._name)
         if fault:
             raise UsageFault(f"--id {fault}")
-        if self.log_level not in LOG_LEVELS:
-            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+        check_log_level(self.log_level)
 
     @property
     def _name(self) -> str:

@@ -9,6 +9,13 @@ _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _PORT_MAX = 65535
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def check_log_level(level: str) -> None:
+    """Raise UsageFault for a level of --log-level that is unknown."""
+    if level not in LOG_LEVELS:
+        raise UsageFault(f"--log-level: {level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
 
 
 def parse_duration_seconds(text: str, flag: str) -> float:

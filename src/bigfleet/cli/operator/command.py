@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from bigfleet.cli.flags.kubernetes import Burst, Kubeconfig, LeaseName, LeaseNamespace, Qps, check_kubernetes_flags
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     check_dialable,
+    check_log_level,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
@@ -27,25 +29,15 @@ from bigfleet.model.ids import ClusterId, identifier_fault
 if TYPE_CHECKING:
     from bigfleet.cli.operator.place import OperatorPlace
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 TOKEN_MODES = ("none", "secret", "tokenrequest")
 
 _ClusterId = Annotated[str, typer.Option(metavar="ID", help="Id of this cluster, for the cluster's life.")]
 _ShardAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Shard of this cluster; one shard, never a service over several.")
 ]
-_Kubeconfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Kubeconfig; by default $KUBECONFIG, else the pod's own account.")
-]
-_Namespace = Annotated[
-    str, typer.Option(metavar="NAME", help="Namespace of the Lease; by default the namespace of the credentials.")
-]
-_LeaseName = Annotated[str, typer.Option(metavar="NAME", help="Name of the Lease that elects the leader.")]
 _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
 ]
-_Qps = Annotated[float, typer.Option(min=0.1, help="Requests per second to the API server.")]
-_Burst = Annotated[int, typer.Option(min=1, help="Requests to the API server at once.")]
 _RollUpInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between reports of demand.")]
 _StatusWorkers = Annotated[int, typer.Option(min=1, max=256, help="Parallel writes of CapacityRequest status.")]
 _HandlerWorkers = Annotated[
@@ -106,12 +98,12 @@ class OperatorFlags:
 
     cluster_id: _ClusterId = ""
     shard_addr: _ShardAddr = ""
-    kubeconfig: _Kubeconfig = None
-    namespace: _Namespace = ""
-    lease_name: _LeaseName = "bigfleet-operator"
+    kubeconfig: Kubeconfig = None
+    namespace: LeaseNamespace = ""
+    lease_name: LeaseName = "bigfleet-operator"
     metrics_addr: _MetricsAddr = ":8770"
-    qps: _Qps = 50.0
-    burst: _Burst = 100
+    qps: Qps = 50.0
+    burst: Burst = 100
     rollup_interval: _RollUpInterval = "10s"
     status_workers: _StatusWorkers = 16
     handler_workers: _HandlerWorkers = 32
@@ -135,8 +127,8 @@ class OperatorFlags:
             raise UsageFault(f"--cluster-id {fault}")
         if not self.shard_addr:
             raise UsageFault("--shard-addr is missing: name the HOST:PORT of the shard that serves this cluster")
-        if self.log_level not in LOG_LEVELS:
-            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+        check_log_level(self.log_level)
+        check_kubernetes_flags(self.qps, self.lease_name)
         self._check_bootstrap()
 
     def _check_bootstrap(self) -> None:

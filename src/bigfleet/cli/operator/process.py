@@ -21,20 +21,24 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from bigfleet.cli.operator.place import OperatorPlace
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
-from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
+from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster, find_endpoint
+from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
 from bigfleet.model.clock import Clock
 from bigfleet.operator.agent import AgentSettings, BootstrapAnswerer, KubernetesAgent
 from bigfleet.operator.bootstrap.renderer import SubprocessRenderer, TemplateFault
 from bigfleet.operator.bootstrap.service import BootstrapService, StubBootstrapService
 from bigfleet.operator.bootstrap.template import BootstrapTemplate
 from bigfleet.operator.bootstrap.tokens import NoTokens, SecretTokens, ServiceAccountTokens, TokenMinter
-from bigfleet.operator.kubernetes.access import missing_rights
-from bigfleet.operator.kubernetes.api import ApiError
-from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
+from bigfleet.operator.kubernetes.access import Right
+from bigfleet.operator.kubernetes.api import KubernetesApi
 from bigfleet.operator.kubernetes.events import EventRecorder
-from bigfleet.operator.kubernetes.http import HttpKubernetesApi
-from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
-from bigfleet.operator.kubernetes.lease import LeaderElector, LeadershipLost
+from bigfleet.operator.kubernetes.lease import LeadershipLost
+from bigfleet.operator.kubernetes.resources import (
+    AVAILABLE_CAPACITIES,
+    CAPACITY_REQUESTS,
+    FIELD_MANAGER,
+    UPCOMING_NODES,
+)
 from bigfleet.operator.kubernetes.rights import operator_rights
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.operator.session import SessionSettings
@@ -63,7 +67,7 @@ class _Parts:
 
     place: OperatorPlace
     namespace: str
-    api: HttpKubernetesApi
+    connection: ClusterConnection
     views: OperatorViews
     bootstrap: BootstrapAnswerer
     metrics: OperatorMetrics
@@ -82,10 +86,12 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    endpoint = _endpoint(place, clock, environment)
+    endpoint = find_endpoint(place.kubeconfig, clock, environment)
     async with AsyncExitStack() as stack:
-        api = HttpKubernetesApi(endpoint, clock=clock, user_agent="bigfleet-operator", qps=place.qps, burst=place.burst)
-        await stack.enter_async_context(api)
+        connection = await stack.enter_async_context(
+            connect_cluster(endpoint, clock=clock, user_agent=FIELD_MANAGER, qps=place.qps, burst=place.burst)
+        )
+        api = connection.api
         metrics = OperatorMetrics(registry)
         if place.tls is not None:
             export_expiry(place.tls, registry, "bigfleet_operator")
@@ -94,7 +100,7 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
         parts = _Parts(
             place=place,
             namespace=namespace,
-            api=api,
+            connection=connection,
             views=views,
             bootstrap=await _bootstrap(place, api, metrics, clock, stack),
             metrics=metrics,
@@ -102,19 +108,12 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
             instance=socket.gethostname(),
         )
         await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: _why_unready(views)))
-        await _run_until(stop, parts, endpoint)
+        await _run_until(stop, parts)
     return 0
 
 
-def _endpoint(place: OperatorPlace, clock: Clock, environment: Mapping[str, str]) -> ApiEndpoint:
-    try:
-        return load_endpoint(clock=clock, environment=environment, kubeconfig=place.kubeconfig)
-    except KubeconfigError as fault:
-        raise UsageFault(str(fault)) from fault
-
-
 async def _bootstrap(
-    place: OperatorPlace, api: HttpKubernetesApi, metrics: OperatorMetrics, clock: Clock, stack: AsyncExitStack
+    place: OperatorPlace, api: KubernetesApi, metrics: OperatorMetrics, clock: Clock, stack: AsyncExitStack
 ) -> BootstrapAnswerer:
     """Return what answers bootstrap requests, with a template that renders."""
     if place.bootstrap_template is None:
@@ -141,7 +140,7 @@ async def _bootstrap(
     )
 
 
-def _tokens(place: OperatorPlace, api: HttpKubernetesApi, clock: Clock) -> TokenMinter:
+def _tokens(place: OperatorPlace, api: KubernetesApi, clock: Clock) -> TokenMinter:
     if place.service_account is not None:
         namespace, name = place.service_account
         try:
@@ -158,9 +157,9 @@ def _why_unready(views: OperatorViews) -> str:
     return f"reading {', '.join(unsynced)}" if unsynced else ""
 
 
-async def _run_until(stop: asyncio.Event, parts: _Parts, endpoint: ApiEndpoint) -> None:
+async def _run_until(stop: asyncio.Event, parts: _Parts) -> None:
     """Run until a signal; raises RunFault when the process cannot go on."""
-    running = asyncio.create_task(_run(parts, endpoint), name="operator")
+    running = asyncio.create_task(_run(parts), name="operator")
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     for task in (running, stopping):
@@ -172,10 +171,10 @@ async def _run_until(stop: asyncio.Event, parts: _Parts, endpoint: ApiEndpoint) 
         raise RunFault(f"the operator stopped by itself: {result}") from result
 
 
-async def _run(parts: _Parts, endpoint: ApiEndpoint) -> None:
-    await _check_rights(parts, endpoint)
+async def _run(parts: _Parts) -> None:
+    await parts.connection.check(_rights(parts), (CAPACITY_REQUESTS, UPCOMING_NODES, AVAILABLE_CAPACITIES))
     following = asyncio.create_task(parts.views.run(), name="views")
-    leading = asyncio.create_task(_lead_when_elected(parts, endpoint), name="election")
+    leading = asyncio.create_task(_lead_when_elected(parts), name="election")
     try:
         done, _pending = await asyncio.wait((following, leading), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -187,45 +186,28 @@ async def _run(parts: _Parts, endpoint: ApiEndpoint) -> None:
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _check_rights(parts: _Parts, endpoint: ApiEndpoint) -> None:
+def _rights(parts: _Parts) -> tuple[Right, ...]:
     place = parts.place
-    rights = operator_rights(
+    return operator_rights(
         parts.namespace,
         drain_force=place.drain_force,
         token_secret=place.token_mode == "secret",  # noqa: S105 - the name of a mode
         token_service_account=place.service_account,
     )
-    try:
-        missing = await missing_rights(parts.api, rights)
-    except* ApiError as group:
-        error = group.exceptions[0]
-        raise RunFault(f"the API server {endpoint.server} ({endpoint.source}): {error}") from error
-    if missing:
-        raise RunFault(
-            f"the API server {endpoint.server} refuses what the operator needs; grant the rights of deploy/kubernetes:"
-            f" {'; '.join(missing)}"
-        )
 
 
-async def _lead_when_elected(parts: _Parts, endpoint: ApiEndpoint) -> None:
+async def _lead_when_elected(parts: _Parts) -> None:
+    server = parts.connection.endpoint.server
     try:
         async with asyncio.timeout(SYNC_SECONDS_MAX):
             await parts.views.wait_synced()
     except TimeoutError:
         raise RunFault(
-            f"the API server {endpoint.server} was not read completely within {SYNC_SECONDS_MAX:g} s:"
+            f"the API server {server} was not read completely within {SYNC_SECONDS_MAX:g} s:"
             f" {', '.join(parts.views.unsynced())}"
         ) from None
-    elector = LeaderElector(
-        parts.api,
-        namespace=parts.namespace,
-        name=parts.place.lease_name,
-        host=parts.instance,
-        ids=SystemIds(),
-        clock=parts.clock,
-        rng=system_rng(),
-    )
-    _log.info("operator.ready", cluster=parts.place.cluster, shard=parts.place.shard_address, server=endpoint.server)
+    elector = parts.connection.elector(namespace=parts.namespace, lease_name=parts.place.lease_name, clock=parts.clock)
+    _log.info("operator.ready", cluster=parts.place.cluster, shard=parts.place.shard_address, server=server)
     try:
         await elector.run(lambda: _lead(parts))
     except LeadershipLost as lost:
@@ -239,10 +221,10 @@ async def _lead(parts: _Parts) -> None:
     parts.metrics.leader.set(1)
     agent = KubernetesAgent(
         cluster=place.cluster,
-        api=parts.api,
+        api=parts.connection.api,
         views=parts.views,
         bootstrap=parts.bootstrap,
-        events=EventRecorder(parts.api, component="bigfleet-operator", instance=parts.instance, clock=parts.clock),
+        events=EventRecorder(parts.connection.api, component=FIELD_MANAGER, instance=parts.instance, clock=parts.clock),
         dialer=GrpcSessionDialer(place.shard_address, place.tls),
         metrics=parts.metrics,
         clock=parts.clock,

@@ -4,7 +4,6 @@ docs/spec/operator.md §11. Exit 2 for a wrong call or file, 1 when it cannot st
 clean stop. The process itself is put together in `bigfleet.cli.pod_controller.process`.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -14,22 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from bigfleet.cli.flags.kubernetes import Burst, Kubeconfig, LeaseName, LeaseNamespace, Qps, check_kubernetes_flags
 from bigfleet.cli.flags.switches import SwitchCommand
-from bigfleet.cli.flags.values import parse_optional_address, parse_positive_duration_seconds
+from bigfleet.cli.flags.values import check_log_level, parse_optional_address, parse_positive_duration_seconds
 from bigfleet.cli.runtime.failures import UsageFault
-from bigfleet.cli.shard.command import LOG_LEVELS
 
 if TYPE_CHECKING:
     from bigfleet.cli.pod_controller.process import PodControllerPlace
-    from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
     from bigfleet.operator.pods.defaults import PenaltyDefaults
 
-_Kubeconfig = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Kubeconfig; by default $KUBECONFIG, else the cluster that the pod runs in."),
-]
-_Qps = Annotated[float, typer.Option(metavar="N", help="Requests per second to the API server; 0 is no limit.")]
-_Burst = Annotated[int, typer.Option(min=1, metavar="N", help="Requests that may be sent at once.")]
 _CacheSync = Annotated[
     str, typer.Option(metavar="DURATION", help="Maximum time in which all objects must have been read at start.")
 ]
@@ -38,8 +30,6 @@ _Defaults = Annotated[
     typer.Option(metavar="FILE", help="Penalties by PriorityClass, for pods without annotations (YAML)."),
 ]
 _Workers = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Pods that are worked on at the same time.")]
-_Namespace = Annotated[str, typer.Option(metavar="NAME", help="Namespace of the Lease; that of the pod by default.")]
-_LeaseName = Annotated[str, typer.Option(metavar="NAME", help="Name of the Lease that elects the leader.")]
 _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
 ]
@@ -64,31 +54,29 @@ class PodControllerCommand(SwitchCommand):
 class PodControllerFlags:
     """Everything that the command line may say, as it was written."""
 
-    kubeconfig: _Kubeconfig = None
-    qps: _Qps = 200.0
-    burst: _Burst = 400
+    kubeconfig: Kubeconfig = None
+    qps: Qps = 200.0
+    burst: Burst = 400
     cache_sync_timeout: _CacheSync = "10m"
     priority_class_defaults: _Defaults = None
     workers: _Workers = 16
-    namespace: _Namespace = ""
-    lease_name: _LeaseName = "bigfleet-pod-controller"
+    namespace: LeaseNamespace = ""
+    lease_name: LeaseName = "bigfleet-pod-controller"
     metrics_addr: _MetricsAddr = ":8080"
     log_level: _LogLevel = "info"
 
     def place(self) -> "PodControllerPlace":
         """Return where everything is and how it works. Raises UsageFault naming the flag or the file."""
         from bigfleet.cli.pod_controller.process import PodControllerPlace
+        from bigfleet.cli.runtime.kubernetes import find_endpoint
+        from bigfleet.cli.runtime.system import SystemClock
 
-        if self.log_level not in LOG_LEVELS:
-            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
-        if not 0 <= self.qps < float("inf"):
-            raise UsageFault(f"--qps: {self.qps} is no rate; write a number of requests per second, 0 for no limit")
-        if not self.lease_name:
-            raise UsageFault("--lease-name is empty; write the name of a Lease, such as bigfleet-pod-controller")
+        check_log_level(self.log_level)
+        check_kubernetes_flags(self.qps, self.lease_name)
         # Files are read last: a wrong flag is found without them.
         metrics_address = parse_optional_address(self.metrics_addr, "--metrics-addr")
         cache_sync_seconds = parse_positive_duration_seconds(self.cache_sync_timeout, "--cache-sync-timeout")
-        defaults, endpoint = self._defaults(), self._endpoint()
+        defaults, endpoint = self._defaults(), find_endpoint(self.kubeconfig, SystemClock())
         return PodControllerPlace(
             endpoint=endpoint,
             defaults=defaults,
@@ -110,15 +98,6 @@ class PodControllerFlags:
             return read_penalty_defaults(self.priority_class_defaults)
         except PenaltyDefaultsFault as fault:
             raise UsageFault(f"--priority-class-defaults: {fault}") from fault
-
-    def _endpoint(self) -> "ApiEndpoint":
-        from bigfleet.cli.runtime.system import SystemClock
-        from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
-
-        try:
-            return load_endpoint(clock=SystemClock(), environment=os.environ, kubeconfig=self.kubeconfig)
-        except KubeconfigError as fault:
-            raise UsageFault(str(fault)) from fault
 
 
 # As for `bigfleet coordinator`: typer reads the flags off the class, name and help stay the function's.

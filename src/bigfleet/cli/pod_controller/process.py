@@ -16,19 +16,16 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Pl
 
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, one_line
-from bigfleet.cli.runtime.system import SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
-from bigfleet.operator.kubernetes.access import Right, missing_rights
-from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
+from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster
+from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
+from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
-from bigfleet.operator.kubernetes.http import HttpKubernetesApi
-from bigfleet.operator.kubernetes.lease import LeaderElector, LeadershipLost
+from bigfleet.operator.kubernetes.lease import LeadershipLost
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.reflector import Reflector
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
-    EVENTS,
-    LEASES,
     OWNED_BY_POD,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -36,6 +33,7 @@ from bigfleet.operator.kubernetes.resources import (
     PODS,
     PRIORITY_CLASSES,
 )
+from bigfleet.operator.kubernetes.rights import pod_controller_rights
 from bigfleet.operator.pods.controller import ClusterViews, PodController, ReconcileOutcome
 from bigfleet.operator.pods.defaults import PenaltyDefaults
 
@@ -61,20 +59,6 @@ class PodControllerPlace:
     metrics_address: tuple[str, int] | None = None
     namespace: str
     lease_name: str
-
-
-def needed_rights(namespace: str) -> list[Right]:
-    """Return the rights that the process uses (docs/spec/operator.md §12); `namespace` has its Lease."""
-    return [
-        Right(resource=PODS, verbs=("get", "list", "watch")),
-        Right(resource=CAPACITY_REQUESTS, verbs=("get", "list", "watch", "create", "patch", "delete")),
-        Right(resource=CAPACITY_REQUESTS.status, verbs=("patch",)),
-        Right(resource=PERSISTENT_VOLUME_CLAIMS, verbs=("list", "watch")),
-        Right(resource=PERSISTENT_VOLUMES, verbs=("list", "watch")),
-        Right(resource=PRIORITY_CLASSES, verbs=("list",)),
-        Right(resource=EVENTS, verbs=("create",)),
-        Right(resource=LEASES, verbs=("get", "create", "update"), namespace=namespace),
-    ]
 
 
 class PodControllerMetrics:
@@ -108,9 +92,9 @@ class RecordedPodEvents:
 class _Parts:
     """The caches and the controller on them."""
 
-    def __init__(self, api: KubernetesApi, place: PodControllerPlace, registry: CollectorRegistry) -> None:
+    def __init__(self, connection: ClusterConnection, place: PodControllerPlace, registry: CollectorRegistry) -> None:
         clock, rng = SystemClock(), system_rng()
-        host = socket.gethostname()
+        api, host = connection.api, socket.gethostname()
         pods = Reflector(api, PODS, clock=clock, rng=rng)
         requests = Reflector(api, CAPACITY_REQUESTS, clock=clock, rng=rng, label_selector=OWNED_BY_POD)
         claims = Reflector(api, PERSISTENT_VOLUME_CLAIMS, clock=clock, rng=rng)
@@ -133,15 +117,7 @@ class _Parts:
         requests.add_listener(index.requests_listener)
         claims.add_listener(index.claims_listener)
         volumes.add_listener(index.volumes_listener)
-        self.elector = LeaderElector(
-            api,
-            namespace=place.namespace,
-            name=place.lease_name,
-            host=host,
-            ids=SystemIds(),
-            clock=clock,
-            rng=rng,
-        )
+        self.elector = connection.elector(namespace=place.namespace, lease_name=place.lease_name, clock=clock)
         self.metrics.leader.set_function(lambda: float(self.elector.is_leader))
         self.metrics.backlog.set_function(lambda: float(self.controller.backlog))
 
@@ -158,16 +134,16 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
-    async with HttpKubernetesApi(
+    async with connect_cluster(
         place.endpoint,
         clock=SystemClock(),
         user_agent=POD_CONTROLLER_FIELD_MANAGER,
         qps=place.qps,
         burst=place.burst,
-    ) as api:
-        parts = _Parts(api, place, registry)
+    ) as connection:
+        parts = _Parts(connection, place, registry)
         async with serve_http(place.metrics_address, registry, parts.why_waiting):
-            await _until(stop, _checked(api, place))
+            await _until(stop, _checked(connection, place))
             if not stop.is_set():
                 _log.info("operator.pod_controller_started", server=place.endpoint.source, namespace=place.namespace)
                 await _run(parts, place, stop)
@@ -175,32 +151,16 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
     return 0
 
 
-async def _checked(api: KubernetesApi, place: PodControllerPlace) -> None:
+async def _checked(connection: ClusterConnection, place: PodControllerPlace) -> None:
     """Look for what is missing in the cluster. Raises RunFault naming all of it."""
+    await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS,))
     try:
-        missing = await _missing_rights(api, place.namespace)
-        if missing:
-            raise RunFault(f"RBAC: missing rights: {'; '.join(missing)}; grant them to the account of this process")
-        await api.list_page(CAPACITY_REQUESTS, limit=1)
-        classes = await api.list_page(PRIORITY_CLASSES)
+        classes = await connection.api.list_page(PRIORITY_CLASSES)
     except ApiError as error:
-        if error.is_not_found:
-            raise RunFault(f"{one_line(error)}; install the custom resources of BigFleet (deploy/crds)") from error
-        raise RunFault(f"API server of {place.endpoint.source}: {one_line(error)}") from error
+        raise connection.fault(error) from error
     for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):
         advice = "correct --priority-class-defaults, or create the PriorityClass"
         _log.warning("operator.priority_class_unknown", priority_class=name, advice=advice)
-
-
-async def _missing_rights(api: KubernetesApi, namespace: str) -> list[str]:
-    """Return the rights that this process lacks. Raises the first ApiError of several."""
-    try:
-        return await missing_rights(api, needed_rights(namespace))
-    except ExceptionGroup as group:
-        for error in group.exceptions:
-            if isinstance(error, ApiError):
-                raise error from None
-        raise
 
 
 async def _until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:

@@ -16,6 +16,7 @@ from bigfleet.cli.flags.groups import taking
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
+    check_log_level,
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
@@ -29,7 +30,6 @@ from bigfleet.provider.storage.blob_encryption import KeyFault, read_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class ProviderCommand(SwitchCommand):
@@ -113,8 +113,7 @@ class ProviderFlags:
         fault = identifier_fault(self.provider) if self.provider is not None else None
         if fault:
             raise UsageFault(f"--provider {fault}")
-        if self.log_level not in _LOG_LEVELS:
-            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose debug, info, warning or error")
+        check_log_level(self.log_level)
         tls = read_tls(self.tls_cert, self.tls_key, self.tls_ca)
         if self.certify and tls is None:
             raise UsageFault(

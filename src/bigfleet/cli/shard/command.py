@@ -18,6 +18,7 @@ from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     check_dialable,
+    check_log_level,
     parse_address,
     parse_duration_seconds,
     parse_optional_address,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from bigfleet.shard.cluster_policy import PolicyFile
     from bigfleet.shard.ports import ShardSettings
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
 #: What a new state file owns before a coordinator has spoken.
 OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
 #: The kit looks through them on the shard's own loop, a second for these; more want a provider of their own.
@@ -310,8 +310,7 @@ class ShardFlags:
             raise UsageFault(
                 f"--ownership {self.ownership} needs --coordinator-addr: only a coordinator assigns machines"
             )
-        if self.log_level not in LOG_LEVELS:
-            raise UsageFault(f"--log-level: {self.log_level!r} is unknown; choose one of {', '.join(LOG_LEVELS)}")
+        check_log_level(self.log_level)
 
     def _check_provider(self) -> None:
         if self.fake_provider is None:

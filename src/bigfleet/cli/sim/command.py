@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     from bigfleet.sim.world.run import WorldResult
 
 FAULT_WORLD = "faults"
+OPERATOR_WORLD = "operator"
+#: Scenarios whose course a seed draws.
+_DRAWN = (FAULT_WORLD, OPERATOR_WORLD)
 SEEDS_MAX = 10_000_000
-_WHERE_CLOSED_LOOPS_ARE = f"beside {FAULT_WORLD}, scenarios are in tests/cases/sim of a checkout"
+_WHERE_CLOSED_LOOPS_ARE = f"beside {FAULT_WORLD} and {OPERATOR_WORLD}, scenarios are in tests/cases/sim of a checkout"
 
 app = typer.Typer(cls=HelpGroup, help="Run the real components under simulated time and faults.", no_args_is_help=True)
 
 _Seed = Annotated[int | None, typer.Option("--seed", min=0, metavar="N", help="Seed of the run; by default 1.")]
 _Seeds = Annotated[
-    str | None, typer.Option("--seeds", metavar="A..B", help="Run all seeds from A to B; only for the scenario faults.")
+    str | None, typer.Option("--seeds", metavar="A..B", help="Run all seeds from A to B; only for faults and operator.")
 ]
 _Steps = Annotated[
     int | None,
@@ -68,7 +71,7 @@ _Timeline = Annotated[
 _For = Annotated[
     str | None,
     typer.Option(
-        "--for", metavar="DURATION", help="Run seeds from --seed on for this time; only for the scenario faults."
+        "--for", metavar="DURATION", help="Run seeds from --seed on for this time; only for faults and operator."
     ),
 ]
 _RequireMarks = Annotated[
@@ -87,21 +90,25 @@ def list_scenarios() -> None:
     """List scenarios, faults and invariants."""
     from bigfleet.sim.checkers.handovers import INVARIANTS
     from bigfleet.sim.checkers.liveness import CHECKS, L2_SENTENCE
+    from bigfleet.sim.operator_world.plan import KUBERNETES_FAULTS
+    from bigfleet.sim.operator_world.rest import SENTENCES
     from bigfleet.sim.plan_generator import ALL_FAULTS
     from bigfleet.sim.world.run import SILENCE_CHANGES_NOTHING
 
     typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
+    typer.echo(f"{OPERATOR_WORLD}: the operator and the pod controller on a simulated Kubernetes under such faults")
     closed_loops = _closed_loops()
     for name in closed_loops:
         typer.echo(f"{name}: {_description_of(name)}")
     if not closed_loops:
         typer.echo(f"closed-loop scenarios: none here; {_WHERE_CLOSED_LOOPS_ARE}")
-    typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}\n")
+    typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}")
+    typer.echo(f"faults of {OPERATOR_WORLD} alone: {', '.join(KUBERNETES_FAULTS)}\n")
     sentences = [(each.name, each.sentence) for each in INVARIANTS]
     sentences += [(name, " ".join((check.__doc__ or "").split())) for name, check in CHECKS]
-    sentences += [("S12", SILENCE_CHANGES_NOTHING), ("L2", L2_SENTENCE)]
-    # Safety before liveness, S2 before S10.
-    for name, sentence in sorted(set(sentences), key=lambda pair: (pair[0][0] == "L", int(pair[0][1:]), pair[1])):
+    sentences += [("S12", SILENCE_CHANGES_NOTHING), ("L2", L2_SENTENCE), *SENTENCES]
+    # Safety before liveness before the operator's, S2 before S10.
+    for name, sentence in sorted(set(sentences), key=lambda pair: ("SLK".index(pair[0][0]), int(pair[0][1:]), pair[1])):
         typer.echo(f"{name:<4} {sentence}")
 
 
@@ -123,13 +130,17 @@ def run(
 
     first, is_many, writes = 1 if seed is None else seed, seeds is not None or duration is not None, trace or page
     of_many = require_marks or jobs is not None or twice_every is not None
-    if scenario != FAULT_WORLD:
+    if scenario not in _DRAWN:
         _check_name(scenario)
         if is_many or writes or of_many:
             raise UsageFault(
                 f"--seeds, --for, --jobs, --twice-every, --require-marks, --trace and --timeline are for {FAULT_WORLD},"
                 f" not for {scenario}; leave them out"
             )
+    if scenario == OPERATOR_WORLD and (writes or require_marks):
+        raise UsageFault(
+            f"--require-marks, --trace and --timeline are for {FAULT_WORLD}, not for {scenario}; leave them out"
+        )
     if seeds is not None and (seed is not None or duration is not None or writes):
         raise UsageFault("--seeds does not go with --seed, --for, --trace or --timeline; name one seed for those")
     if duration is not None and writes:
@@ -140,15 +151,19 @@ def run(
     seconds = None if duration is None else parse_positive_duration_seconds(duration, "--for")
     _check_writable(trace, page)
     _keep_kernels()
-    each_of = partial(run_seeds, steps=steps, jobs=jobs or 1, twice_every=twice_every)
-    if scenario != FAULT_WORLD:
+    of_operators = scenario == OPERATOR_WORLD
+    each_of = partial(run_seeds, steps=steps, jobs=jobs or 1, twice_every=twice_every, of_operators=of_operators)
+    if scenario not in _DRAWN:
         _run_scenario(scenario, first, steps)
     elif named is not None:
-        _run_many(each_of(named), require_marks, known=len(named))
+        _run_many(each_of(named), require_marks, known=len(named), of_operators=of_operators)
     elif seconds is not None:
         from bigfleet.cli.runtime.system import SystemClock
 
-        _run_many(each_of(_until(first, SystemClock(), seconds)), require_marks, known=None)
+        seeds_of_time = each_of(_until(first, SystemClock(), seconds))
+        _run_many(seeds_of_time, require_marks, known=None, of_operators=of_operators)
+    elif of_operators:
+        _run_operators(first, steps)
     else:
         _run_one(first, steps, trace, page)
 
@@ -167,6 +182,18 @@ def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None
         raise typer.Exit(1)
 
 
+def _run_operators(seed: int, steps: int | None) -> None:
+    from bigfleet.cli.sim.report import seed_lines
+    from bigfleet.cli.sim.seeds import run_operator_seed
+
+    with _progress(f"seed {seed}", None):
+        run = run_operator_seed(seed, steps)
+    for line in seed_lines(run):
+        typer.echo(line)
+    if run.violations:
+        raise typer.Exit(1)
+
+
 def _until(first: int, clock: "Clock", seconds: float) -> Iterator[int]:
     """Yield seed after seed until so much time has passed."""
     end_seconds = clock.monotonic_seconds() + seconds
@@ -176,7 +203,7 @@ def _until(first: int, clock: "Clock", seconds: float) -> Iterator[int]:
         yield seed
 
 
-def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | None) -> None:
+def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | None, of_operators: bool = False) -> None:
     from bigfleet.cli.sim.report import total_lines
     from bigfleet.cli.sim.seeds import Total
     from bigfleet.sim.checkers.marks import MARKS
@@ -186,7 +213,8 @@ def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | No
         for each in runs:
             total.add(each)
             advance()
-    for line in total_lines(total, MARKS):
+    lines = total_lines(total, (), OPERATOR_WORLD) if of_operators else total_lines(total, MARKS)
+    for line in lines:
         typer.echo(line)
     if total.failures or (require_marks and not all(total.reached[mark] for mark in MARKS)):
         raise typer.Exit(1)
@@ -335,7 +363,7 @@ def _check_name(scenario: str) -> None:
     """Raise UsageFault for a scenario that is not there, with those that are."""
     known = _closed_loops()
     if scenario not in known:
-        there_are = f"there are {', '.join([FAULT_WORLD, *known])}" if known else _WHERE_CLOSED_LOOPS_ARE
+        there_are = f"there are {', '.join([*_DRAWN, *known])}" if known else _WHERE_CLOSED_LOOPS_ARE
         raise UsageFault(f"there is no scenario {scenario!r} here; {there_are}")
 
 

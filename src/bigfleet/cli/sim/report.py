@@ -38,8 +38,11 @@ def violation_lines(run: SeedRun) -> Iterator[str]:
     )
 
 
-def total_lines(total: Total, marks: tuple[str, ...]) -> Iterator[str]:
-    """Yield the summary of many seeds; the trace hash is one over all of theirs."""
+def total_lines(total: Total, marks: tuple[str, ...], scenario: str = "") -> Iterator[str]:
+    """Yield the summary of many seeds; the trace hash is one over all of theirs.
+
+    `scenario` is what a person has to name to run one of them again.
+    """
     yield (
         f"{total.seeds:,} seeds, {total.simulated_seconds / 3600:,.1f} simulated hours, {total.cycles:,} cycles,"
         f" {total.faults.total():,} faults, {total.actions.total():,} actions"
@@ -54,7 +57,7 @@ def total_lines(total: Total, marks: tuple[str, ...]) -> Iterator[str]:
     for run in total.failed:
         invariant, seconds, text = run.violations[0]
         yield f"VIOLATION {invariant} in seed {run.seed} at {seconds:,.3f} s: {text}"
-        yield f"  again with: bigfleet sim run --seed {run.seed}"
+        yield f"  again with: bigfleet sim run {scenario + ' ' if scenario else ''}--seed {run.seed}"
     yield f"{total.failures:,} of {total.seeds:,} seeds failed" if total.failures else "every invariant held"
     yield f"trace hash: {total.trace_hash}"
 

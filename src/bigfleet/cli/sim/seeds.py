@@ -81,6 +81,21 @@ def run_seed(seed: int, steps: int | None = None) -> SeedRun:
     return seed_run(run_plan(plan_of(seed, steps)))
 
 
+def run_operator_seed(seed: int, steps: int | None = None) -> SeedRun:
+    """Run one seed of the operator world; `steps` as in `run_seed`."""
+    import msgspec
+
+    from bigfleet.sim.operator_world.plan import draw_operator
+    from bigfleet.sim.operator_world.run import run_operator_plan
+    from bigfleet.sim.world.run import SAMPLE_SECONDS
+
+    plan = draw_operator(seed)
+    if steps is not None:
+        world = msgspec.structs.replace(plan.world, safety_seconds=steps * SAMPLE_SECONDS)
+        plan = msgspec.structs.replace(plan, world=world)
+    return seed_run(run_operator_plan(plan))
+
+
 def seed_run(result: "WorldResult") -> SeedRun:
     """Return the summary of a run."""
     return SeedRun(
@@ -108,23 +123,29 @@ def plan_of(seed: int, steps: int | None = None) -> "WorldPlan":
 
 
 def run_seeds(
-    seeds: Iterable[int], *, steps: int | None = None, jobs: int = 1, twice_every: int | None = None
+    seeds: Iterable[int],
+    *,
+    steps: int | None = None,
+    jobs: int = 1,
+    twice_every: int | None = None,
+    of_operators: bool = False,
 ) -> Iterator[SeedRun]:
     """Yield the run of each seed, in order; a seed is asked for when a process is about to have nothing to do.
 
     Each `twice_every`-th runs twice, by several processes as a rule in two of them, and both runs are held against each
-    other (S19).
+    other (S19). `of_operators` runs the operator world in place of the fault world.
     """
+    run_one = run_operator_seed if of_operators else run_seed
     times = (1 if twice_every is None or number % twice_every else 2 for number in count(1))
     if jobs <= 1:
         for seed, runs in zip(seeds, times, strict=False):
-            yield compared(*(run_seed(seed, steps) for _ in range(runs)))
+            yield compared(*(run_one(seed, steps) for _ in range(runs)))
         return
     # Processes that begin again, so that each has a hash seed of its own.
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin) as pool:
         waiting: deque[tuple[Future[SeedRun], ...]] = deque()
         for seed, runs in zip(seeds, times, strict=False):
-            waiting.append(tuple(pool.submit(run_seed, seed, steps) for _ in range(runs)))
+            waiting.append(tuple(pool.submit(run_one, seed, steps) for _ in range(runs)))
             while len(going_on := [run for of_seed in waiting for run in of_seed if not run.done()]) > jobs:
                 wait(going_on, return_when=FIRST_COMPLETED)
             while waiting and all(run.done() for run in waiting[0]):

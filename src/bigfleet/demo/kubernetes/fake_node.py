@@ -6,12 +6,11 @@ Pods are controlled by annotations (`RUN_SECONDS`, `TERMINATION_SECONDS`). Nothi
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Final
 
-from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.operator.kubernetes.api import Json, JsonObject
 from bigfleet.operator.kubernetes.objects import NodeTaint, PodObject
+from bigfleet.operator.kubernetes.timestamps import rfc3339, rfc3339_micro
 
 #: On a pod: it succeeds after it has run for so many seconds; without it, it runs until it is deleted.
 RUN_SECONDS: Final = "demo.bigfleet.lucy.sh/run-seconds"
@@ -40,17 +39,6 @@ class FakeNode:
     joins_after_seconds: float | None = 0.0
     #: How long after that it is Ready; None: it never is.
     ready_after_seconds: float | None = 0.0
-
-
-def timestamp(unix_nanos: int) -> str:
-    """Return RFC 3339 in UTC with seconds, as `metav1.Time` is written."""
-    return datetime.fromtimestamp(unix_nanos // NANOS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def micro_timestamp(unix_nanos: int) -> str:
-    """Return RFC 3339 in UTC with microseconds, as `metav1.MicroTime` is written."""
-    second, nanos = divmod(unix_nanos, NANOS_PER_SECOND)
-    return f"{datetime.fromtimestamp(second, UTC).strftime('%Y-%m-%dT%H:%M:%S')}.{nanos // 1000:06d}Z"
 
 
 def node_body(node: FakeNode, *, ready: bool, unix_nanos: int) -> JsonObject:
@@ -93,7 +81,7 @@ _NODE_INFO: Final = (
 
 def node_conditions(*, ready: bool, unix_nanos: int) -> list[Json]:
     """Return the conditions of a Node whose kubelet works."""
-    now = timestamp(unix_nanos)
+    now = rfc3339(unix_nanos)
     reason = "KubeletReady" if ready else "KubeletNotReady"
     conditions: list[Json] = [
         {
@@ -119,14 +107,14 @@ def lease_body(name: str, *, unix_nanos: int) -> JsonObject:
         "spec": {
             "holderIdentity": name,
             "leaseDurationSeconds": _LEASE_SECONDS,
-            "renewTime": micro_timestamp(unix_nanos),
+            "renewTime": rfc3339_micro(unix_nanos),
         },
     }
 
 
 def running_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
     """Return a patch of the status: all containers run and are ready."""
-    now = timestamp(unix_nanos)
+    now = rfc3339(unix_nanos)
     return {
         "metadata": _same_pod(pod),
         "status": {
@@ -146,7 +134,7 @@ def running_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
 
 def succeeded_status(pod: PodObject, *, unix_nanos: int) -> JsonObject:
     """Return a patch of the status: all containers have ended with exit code 0."""
-    now = timestamp(unix_nanos)
+    now = rfc3339(unix_nanos)
     ended: JsonObject = {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": now, "finishedAt": now}}
     return {
         "metadata": _same_pod(pod),

@@ -87,9 +87,9 @@ class _PodRun:
 
 def next_step(pod: PodObject) -> _Step | None:
     """Return what a kubelet does with a pod of its node now."""
-    if pod.metadata.deletion_timestamp is not None:
+    if pod.is_terminating:
         return _Step.TERMINATE
-    if pod.status.phase in ("Succeeded", "Failed"):
+    if pod.is_finished:
         return None
     if pod.status.phase != "Running":
         return _Step.START

@@ -16,7 +16,8 @@ from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi
 from bigfleet.operator.kubernetes.objects import Secret
 from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MACHINE_ID, MANAGED_BY, SECRETS, TOKEN_REQUESTS
 from bigfleet.operator.kubernetes.rights import TOKEN_SECRET_NAMESPACE
-from bigfleet.operator.nodes.names import machine_label, rfc3339, unix_seconds
+from bigfleet.operator.kubernetes.timestamps import rfc3339, unix_seconds
+from bigfleet.operator.nodes.names import machine_label
 
 log = structlog.get_logger(__name__)
 

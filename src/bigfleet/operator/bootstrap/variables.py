@@ -11,7 +11,8 @@ from bigfleet.model.frames import BootstrapRequest, Taint
 from bigfleet.model.labels import INSTANCE_TYPE, ZONE
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.operator.kubernetes.resources import MACHINE_ID
-from bigfleet.operator.nodes.names import machine_label, rfc3339
+from bigfleet.operator.kubernetes.timestamps import rfc3339
+from bigfleet.operator.nodes.names import machine_label
 
 
 def template_variables(

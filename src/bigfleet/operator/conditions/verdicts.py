@@ -75,13 +75,13 @@ class RequestVerdicts:
         *,
         demand: DemandView,
         clock: Clock,
+        changed: Callable[[ObjectKey, Urgency], None],
         pods: UnschedulablePodSource | None = None,
-        changed: Callable[[ObjectKey, Urgency], None] = lambda key, urgency: None,
     ) -> None:
         self._demand = demand
         self._clock = clock
         self._pods = pods or _NoPods()
-        self.changed = changed
+        self._changed = changed
         self._sent = SentRollUps()
         self._unacknowledged = FirstReports()
         self._unjudged = FirstReports()
@@ -112,12 +112,12 @@ class RequestVerdicts:
         if former is not None and former is not entry:
             self.acknowledged_count -= former.is_acknowledged
         is_new_generation = former is not None and former is not entry
-        self.changed(entry.key, Urgency.PHASE if is_new_generation else Urgency.CONDITION)
+        self._changed(entry.key, Urgency.PHASE if is_new_generation else Urgency.CONDITION)
 
     def request_removed(self, entry: RequestEntry) -> None:
         """Count it no longer."""
         self.acknowledged_count -= entry.is_acknowledged
-        self.changed(entry.key, Urgency.MESSAGE)
+        self._changed(entry.key, Urgency.MESSAGE)
 
     def rolled_up(self, stamp_nanos: int, entries: list[RequestEntry]) -> None:
         """Remember which entries a roll-up is the first to contain."""
@@ -129,7 +129,7 @@ class RequestVerdicts:
 
     def waiting_changed(self, key: ObjectKey) -> None:
         """Look at the request of an unschedulable pod again."""
-        self.changed(key, Urgency.CONDITION)
+        self._changed(key, Urgency.CONDITION)
 
     # ---- what is heard of the shard -----------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class RequestVerdicts:
                 if self._is_current(entry):
                     entry.is_acknowledged = True
                     self.acknowledged_count += 1
-                    self.changed(entry.key, Urgency.PHASE)
+                    self._changed(entry.key, Urgency.PHASE)
 
     def need_status(self, update: frames.NeedStatusUpdate) -> None:
         """Take the shard's verdict on the rows of one roll-up; a later one takes its place."""
@@ -223,7 +223,7 @@ class RequestVerdicts:
             return
         urgency = Urgency.MESSAGE if before.kind == after.kind else Urgency.CONDITION
         for key in row.members:
-            self.changed(key, urgency)
+            self._changed(key, urgency)
 
     def _block(self, value: ConditionValue, now_seconds: float) -> None:
         if self._blocked is not None:
@@ -237,7 +237,7 @@ class RequestVerdicts:
     def _look_at(self, entries: Iterable[RequestEntry], urgency: Urgency) -> None:
         for entry in entries:
             if self._is_current(entry) or entry.fault is not None:
-                self.changed(entry.key, urgency)
+                self._changed(entry.key, urgency)
 
     def _is_current(self, entry: RequestEntry) -> bool:
         """Say whether an entry is the one of its object's present generation, and counted."""

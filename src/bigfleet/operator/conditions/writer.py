@@ -7,15 +7,13 @@ else is logged and tried again with the next change or sweep.
 
 import asyncio
 from collections import OrderedDict
-from datetime import UTC, datetime
 from typing import Final, Protocol
 
 import structlog
 
-from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
 from bigfleet.operator.conditions import wording
-from bigfleet.operator.conditions.key_queue import KeyQueue
 from bigfleet.operator.conditions.patches import ConditionChange, StatusChange, status_change
 from bigfleet.operator.conditions.verdicts import RequestVerdicts, UnschedulablePodSource, Urgency
 from bigfleet.operator.demand.demand import DemandView
@@ -24,7 +22,9 @@ from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.events import EventSeverity, reference_to
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectReference
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, PODS
+from bigfleet.operator.kubernetes.timestamps import rfc3339
 from bigfleet.operator.kubernetes.views import ObjectView
+from bigfleet.operator.work_queue import KeyQueue, retry_delay_seconds
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +75,7 @@ class NoStatusWriteListener:
 
 
 class StatusWriter:
-    """Brings statuses to what `verdicts` says; takes over `verdicts.changed`."""
+    """Brings the statuses whose keys are in `queue` to what `verdicts` says; `verdicts` puts them there."""
 
     def __init__(
         self,
@@ -84,6 +84,7 @@ class StatusWriter:
         requests: ObjectView[CapacityRequestObject],
         demand: DemandView,
         verdicts: RequestVerdicts,
+        queue: KeyQueue[ObjectKey],
         events: EventSink,
         clock: Clock,
         rng: Rng,
@@ -101,16 +102,15 @@ class StatusWriter:
         self._pods = pods
         self._workers = workers
         self._listener = listener or NoStatusWriteListener()
-        self._queue = KeyQueue()
+        self._queue = queue
         #: Written objects that the view does not show yet.
         self._written: dict[ObjectKey, CapacityRequestObject] = {}
         #: To be put with the next tick: the view was behind.
-        self._conflicting: dict[ObjectKey, Urgency] = {}
+        self._conflicting: dict[ObjectKey, int] = {}
         #: When the last Event of a request was recorded, by uid, oldest first.
         self._reported_seconds: OrderedDict[str, float] = OrderedDict()
         self._logged_seconds: float | None = None
         self.failures_total = 0
-        verdicts.changed = self._queue.put
 
     @property
     def backlog(self) -> int:
@@ -120,7 +120,7 @@ class StatusWriter:
     @property
     def is_idle(self) -> bool:
         """Say whether nothing waits to be looked at and nothing is being written."""
-        return self._queue.is_idle and not self._conflicting
+        return not self._queue.unfinished and not self._conflicting
 
     async def run(self) -> None:
         """Write until cancelled; only a leader does."""
@@ -145,8 +145,8 @@ class StatusWriter:
 
     async def _work(self) -> None:
         failures = looks = 0
-        while True:
-            key, urgency = await self._queue.take()
+        while (taken := await self._queue.take()) is not None:
+            key, urgency = taken
             error: ApiError | None = None
             try:
                 is_written = await self._bring_up_to_date(key)
@@ -162,19 +162,16 @@ class StatusWriter:
                 self._queue.done(key)
             if error is not None and error.is_transient:
                 self._queue.put(key, urgency)
+                delay_seconds = retry_delay_seconds(
+                    failures, error, self._rng, first_seconds=BACKOFF_FIRST_SECONDS, seconds_max=BACKOFF_SECONDS_MAX
+                )
                 failures += 1
-                await self._clock.sleep(self._delay_seconds(failures, error))
+                await self._clock.sleep(delay_seconds)
             elif looks >= _LOOKS_AT_ONCE_MAX:
                 looks = 0
                 await self._clock.sleep(0)
 
-    def _delay_seconds(self, failures: int, error: ApiError) -> float:
-        # 2**10 is past the bound already; a larger exponent would only make a larger integer.
-        ceiling_seconds = min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * float(2 ** min(failures - 1, 10)))
-        asked_seconds = min(error.retry_after_seconds or 0.0, BACKOFF_SECONDS_MAX)
-        return max(self._rng.uniform(0.5, 1.0) * ceiling_seconds, asked_seconds)
-
-    def _failed(self, key: ObjectKey, urgency: Urgency, error: ApiError) -> None:
+    def _failed(self, key: ObjectKey, urgency: int, error: ApiError) -> None:
         if error.is_not_found:
             self._written.pop(key, None)
             return
@@ -208,7 +205,7 @@ class StatusWriter:
         if entry.generation != stored.metadata.generation:
             # The entry follows the view; what was written last is of another generation.
             return False
-        change = status_change(stored, self._verdicts.desired(entry), self._now())
+        change = status_change(stored, self._verdicts.desired(entry), rfc3339(self._clock.unix_nanos()))
         if change is None:
             return False
         try:
@@ -236,10 +233,6 @@ class StatusWriter:
             return written
         del self._written[key]
         return stored
-
-    def _now(self) -> str:
-        moment = datetime.fromtimestamp(self._clock.unix_nanos() // NANOS_PER_SECOND, UTC)
-        return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     # ---- Events -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ built from a view that may be partial.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -15,13 +16,14 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import RollUp
 from bigfleet.model.ids import ClusterId
+from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.vector import Vector
-from bigfleet.operator.demand.capacity_requests import RESOURCES_MAX, request_id, request_of_spec
+from bigfleet.operator.demand.capacity_requests import REQUIREMENTS_MAX, RESOURCES_MAX, request_id, request_of_spec
 from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RequestFault, RequestRow, RowId
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, CapacityRequestSpec
 from bigfleet.operator.kubernetes.views import ObjectView
-from bigfleet.operator.requests import MappedRequest, UnmappableReason, UnmappableRequest, map_request
+from bigfleet.operator.requests import CapacityRequest, MappedRequest, UnmappableReason, UnmappableRequest, map_request
 from bigfleet.operator.rollup import RollUpBuilder
 
 log = structlog.get_logger(__name__)
@@ -54,11 +56,11 @@ class DemandListener(Protocol):
         ...
 
 
-class WaitingSource(Protocol):
-    """Says whose pods wait although their row is called met."""
+class DomainSource(Protocol):
+    """Says where the pods of a gang run already; see `bigfleet.operator.demand.gang_domains`."""
 
-    def waiting_requests(self) -> Iterable[ObjectKey]:
-        """Return the requests whose pods are asked for once more at this moment."""
+    def domains(self, topology_key: str, pod_uids: Iterable[str]) -> tuple[str, ...]:
+        """Return the values of a node label where some of these pods run, in order."""
         ...
 
 
@@ -75,6 +77,14 @@ class OverheadSource(Protocol):
         ...
 
 
+class _Gang(NamedTuple):
+    """The requests that share a group, whatever their rows are."""
+
+    topology_key: str
+    #: In the order in which they were counted; the values mean nothing.
+    members: dict[ObjectKey, None]
+
+
 class _CrowdedRow(UnmappableRequest):
     """A request that cannot be counted beside those that share its row."""
 
@@ -84,18 +94,27 @@ class _RequestMapper:
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
-        self._mapped: dict[tuple[str, bytes], MappedRequest] = {}
+        self._mapped: dict[tuple[str, tuple[str, ...], bytes], MappedRequest] = {}
 
-    def map(self, spec: CapacityRequestSpec, namespace: str) -> MappedRequest:
-        """Return the mapped request. Raises UnmappableRequest."""
-        key = (namespace, self._encoder.encode(spec))
+    def map(self, spec: CapacityRequestSpec, namespace: str, domains: tuple[str, ...] = ()) -> MappedRequest:
+        """Return the mapped request, that of a gang in these domains if there are any. Raises UnmappableRequest."""
+        key = (namespace, domains, self._encoder.encode(spec))
         mapped = self._mapped.get(key)
         if mapped is None:
-            mapped = map_request(request_of_spec(spec, namespace, ""))
+            mapped = map_request(_in_domains(request_of_spec(spec, namespace, ""), domains))
             if len(self._mapped) >= _MAPPINGS_MAX:
                 self._mapped.clear()
             self._mapped[key] = mapped
         return mapped
+
+
+def _in_domains(request: CapacityRequest, domains: tuple[str, ...]) -> CapacityRequest:
+    """Return the request with its co-location bound to domains; as it is when its row would have too many of them."""
+    # One more is appended by the co-location itself.
+    if request.co_location is None or not domains or len(request.requirements) + 2 > REQUIREMENTS_MAX:
+        return request
+    here = Requirement(request.co_location.topology_key, Operator.IN, domains)
+    return replace(request, requirements=(*request.requirements, here))
 
 
 class _Recount:
@@ -124,16 +143,15 @@ class DemandView:
         cluster: ClusterId,
         requests: ObjectView[CapacityRequestObject],
         clock: Clock,
-        waiting: WaitingSource | None = None,
         overheads: OverheadSource | None = None,
+        domains: DomainSource | None = None,
         on_demand_changed: Callable[[], None] = lambda: None,
     ) -> None:
         self.cluster = cluster
         self._requests = requests
         self._clock = clock
-        #: Set once both exist: it reads the entries of this view.
-        self.waiting = waiting
         self._overheads = overheads
+        self._domains = domains
         #: Called when the rows have changed, and a roll-up is worth sending.
         self.on_demand_changed = on_demand_changed
         self._listeners: list[DemandListener] = []
@@ -142,6 +160,9 @@ class DemandView:
         #: All and only the requests that exist and are not being deleted.
         self._entries: dict[ObjectKey, RequestEntry] = {}
         self._rows: dict[RowId, RequestRow] = {}
+        #: The requests of each gang, by group; and where it was found to run when it was counted.
+        self._gangs: dict[str, _Gang] = {}
+        self._pins: dict[str, tuple[str, ...]] = {}
         self._by_pod: dict[str, RequestEntry] = {}
         #: Counted requests whose generation no roll-up has contained yet.
         self._unreported: dict[ObjectKey, RequestEntry] = {}
@@ -263,12 +284,17 @@ class DemandView:
             row.members.pop(entry.key, None)
             if not row.members:
                 self._rows.pop(row.id, None)
+            gang = self._gangs.get(row.id[1])
+            if gang is not None:
+                gang.members.pop(entry.key, None)
+                if not gang.members:
+                    del self._gangs[row.id[1]]
 
     def _count(self, entry: RequestEntry, stored: CapacityRequestObject) -> bool:
         """Count an entry, or note why it cannot be; say whether demand has changed."""
         id = request_id(*entry.key)
         try:
-            mapped = self._mapper.map(stored.spec, entry.key[0])
+            mapped = self._map(stored.spec, entry.key[0])
             self._check_names(mapped)
         except UnmappableRequest as error:
             is_crowded = isinstance(error, _CrowdedRow)
@@ -277,8 +303,16 @@ class DemandView:
             log.info("operator.request_left_out", request=id, error=str(error))
             return self._builder.remove(id)
         self._join_row(entry, (mapped.profile.fingerprint, mapped.group))
+        if stored.spec.co_location is not None:
+            gang = self._gangs.setdefault(mapped.group, _Gang(stored.spec.co_location.topology_key, {}))
+            gang.members[entry.key] = None
         self._unreported[entry.key] = entry
         return self._builder.put_mapped(id, mapped)
+
+    def _map(self, spec: CapacityRequestSpec, namespace: str) -> MappedRequest:
+        mapped = self._mapper.map(spec, namespace)
+        domains = self._pins.get(mapped.group, ()) if mapped.group else ()
+        return self._mapper.map(spec, namespace, domains) if domains else mapped
 
     def _check_names(self, mapped: MappedRequest) -> None:
         """Raise UnmappableRequest if the request's row would name more resources than the shard takes of one row."""
@@ -309,12 +343,16 @@ class DemandView:
         """Recount soon."""
         self._recounted_seconds = None
 
-    def roll_up(self) -> RollUp | None:
-        """Return the complete demand with a timestamp that no other roll-up has; None while the view may be partial."""
+    def roll_up(self, waiting: Callable[[], Iterable[ObjectKey]] = tuple) -> RollUp | None:
+        """Return the complete demand with a timestamp that no other roll-up has; None while the view may be partial.
+
+        `waiting` returns the requests whose pods are asked for once more at this moment; it is not called for None.
+        """
         if not self.is_current:
             self.skipped_unsynced_total += 1
             return None
-        self._mark_waiting()
+        self._pin_gangs()
+        self._mark_waiting(waiting())
         self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
         needs = self._builder.rows()
         self._alarm(len(needs))
@@ -330,8 +368,28 @@ class DemandView:
             overheads=self._overheads.overheads() if self._overheads is not None else (),
         )
 
-    def _mark_waiting(self) -> None:
-        asked = set(self.waiting.waiting_requests()) if self.waiting is not None else set()
+    def _pin_gangs(self) -> None:
+        """Bind each gang to where its pods run: the scheduler puts the others there or nowhere."""
+        if self._domains is None:
+            return
+        self._pins = {group: pin for group, pin in self._pins.items() if group in self._gangs}
+        for group, gang in list(self._gangs.items()):
+            members = [self._entries[key] for key in gang.members]
+            domains = self._domains.domains(gang.topology_key, [entry.pod_uid for entry in members])
+            if domains == self._pins.get(group, ()):
+                continue
+            self._pins[group] = domains
+            for entry in members:
+                stored = self._requests.get(entry.key[1], entry.key[0])
+                if stored is not None and not self._is_unknown(stored):
+                    self._note_change(entry.key)
+                    self._leave_row(entry)
+                    self._count(entry, stored)
+                    for listener in self._listeners:
+                        listener.request_changed(entry, entry)
+
+    def _mark_waiting(self, waiting: Iterable[ObjectKey]) -> None:
+        asked = set(waiting)
         for key in self._marked - asked:
             self._builder.set_waiting(request_id(*key), False)
         for key in asked:
@@ -400,7 +458,7 @@ class DemandView:
         elif entry is None or self._is_unknown(stored):
             found.missed[key] = stored
         elif entry.row is not None:
-            found.builder.put_mapped(request_id(*key), self._mapper.map(stored.spec, key[0]))
+            found.builder.put_mapped(request_id(*key), self._map(stored.spec, key[0]))
 
     def _settle_recount(self, found: "_Recount") -> None:
         """Compare a finished recount with the running sums, and use it if they differ."""

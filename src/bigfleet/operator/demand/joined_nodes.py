@@ -5,28 +5,18 @@ scheduler would surely check is checked here: requests, node selector, required 
 pods have filled meanwhile never speaks against a pod.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.vector import ZERO, Vector, covers, parse_vector, subtract
-from bigfleet.operator.kubernetes.objects import (
-    LabelSelectorRequirement,
-    NodeObject,
-    NodeSelectorTerm,
-    NodeTaint,
-    PodObject,
-    PodSpec,
-    Quantity,
-    Toleration,
-)
-from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
+from bigfleet.model.vector import Vector, covers, parse_vector, subtract
+from bigfleet.operator.kubernetes.objects import NodeObject, PodObject, PodSpec, Quantity
+from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import MACHINE_ID
+from bigfleet.operator.kubernetes.scheduling_rules import admits, repelling_taint
 
 PODS: Final = "pods"
 _ONE_POD_MILLI: Final = 1000
-_MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
-_REPELLING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 
 
 class NodePods(Protocol):
@@ -84,98 +74,27 @@ class JoinedNodes:
         joined = [name for name, since in self._since_seconds.items() if after_seconds <= since <= before_seconds]
         if not joined:
             return False
-        wanted = _requests_of(pod.spec)
+        wanted = requested_by(pod.spec)
         return any(self._could_take(self._ready[name], pod.spec, wanted) for name in joined)
 
-    def _could_take(self, node: NodeObject, spec: PodSpec, wanted: Vector) -> bool:
-        if node.spec.unschedulable or not accepts(node, spec):
+    def _could_take(self, node: NodeObject, spec: PodSpec, wanted: Mapping[str, int]) -> bool:
+        if node.spec.unschedulable or not admits(node, spec):
+            return False
+        if repelling_taint(node.spec.taints, spec.tolerations) is not None:
             return False
         on_node = self._pods.on(node.metadata.name)
         if _has_room(node, on_node, wanted):
             return True
-        return all(is_daemon(pod) for pod in on_node.pods.values()) and covers(_parsed(node.status.capacity), wanted)
-
-
-def is_daemon(pod: PodObject) -> bool:
-    """Say whether the pod came with its node: one of a DaemonSet, or a mirror pod."""
-    owners = pod.metadata.owner_references or ()
-    return _MIRROR_ANNOTATION in (pod.metadata.annotations or {}) or any(
-        owner.controller and owner.kind == "DaemonSet" for owner in owners
-    )
+        hosts_daemons_alone = all(pod.is_mirror or pod.is_of_daemon_set for pod in on_node.pods.values())
+        return hosts_daemons_alone and covers(_parsed(node.status.capacity), wanted)
 
 
 def _parsed(quantities: Mapping[str, Quantity] | None) -> Vector:
     return parse_vector({name: str(quantity) for name, quantity in (quantities or {}).items()})
 
 
-def _requests_of(spec: PodSpec) -> Vector:
-    try:
-        return pod_requests(spec)
-    except UnreadableRequest:
-        return ZERO
-
-
-def _has_room(node: NodeObject, on_node: NodePods, wanted: Vector) -> bool:
+def _has_room(node: NodeObject, on_node: NodePods, wanted: Mapping[str, int]) -> bool:
     allocatable = _parsed(node.status.allocatable)
     if len(on_node.pods) * _ONE_POD_MILLI >= allocatable.get(PODS, (len(on_node.pods) + 1) * _ONE_POD_MILLI):
         return False
     return covers(subtract(allocatable, on_node.requested), wanted)
-
-
-def accepts(node: NodeObject, spec: PodSpec) -> bool:
-    """Say whether a node's labels and taints suit a pod."""
-    labels = node.metadata.labels or {}
-    if any(labels.get(key) != value for key, value in (spec.node_selector or {}).items()):
-        return False
-    node_affinity = spec.affinity.node_affinity if spec.affinity is not None else None
-    required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity is not None else None
-    if required is not None and not any(_term_holds(term, node) for term in required.node_selector_terms or ()):
-        return False
-    return not any(_repels(taint, spec.tolerations or ()) for taint in node.spec.taints or ())
-
-
-def _term_holds(term: NodeSelectorTerm, node: NodeObject) -> bool:
-    if not term.match_expressions and not term.match_fields:
-        return False
-    labels = node.metadata.labels or {}
-    fields = {"metadata.name": node.metadata.name}
-    return all(_holds(each, labels) for each in term.match_expressions or ()) and all(
-        _holds(each, fields) for each in term.match_fields or ()
-    )
-
-
-def _holds(expression: LabelSelectorRequirement, labels: Mapping[str, str]) -> bool:
-    value, values = labels.get(expression.key), expression.values or []
-    match expression.operator:
-        case "In":
-            return value is not None and value in values
-        case "NotIn":
-            return value is None or value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            return _compares(expression.operator, value, values)
-        case _:
-            return False
-
-
-def _compares(operator: str, value: str | None, values: list[str]) -> bool:
-    try:
-        left, right = int(value or ""), int(values[0] if values else "")
-    except ValueError:
-        return False
-    return left > right if operator == "Gt" else left < right
-
-
-def _repels(taint: NodeTaint, tolerations: Iterable[Toleration]) -> bool:
-    return taint.effect in _REPELLING_EFFECTS and not any(_tolerates(each, taint) for each in tolerations)
-
-
-def _tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
-    if toleration.effect not in ("", taint.effect) or toleration.key not in ("", taint.key):
-        return False
-    if toleration.operator == "Exists":
-        return True
-    return bool(toleration.key) and toleration.operator in ("", "Equal") and toleration.value == taint.value

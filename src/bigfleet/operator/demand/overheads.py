@@ -10,7 +10,6 @@ from typing import Final
 
 import structlog
 
-from bigfleet.model import labels
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.vector import Vector, add, vector_key
@@ -19,6 +18,8 @@ from bigfleet.operator.demand.entries import ObjectKey
 from bigfleet.operator.demand.joined_nodes import PODS
 from bigfleet.operator.kubernetes.objects import DaemonSet, NodeSelectorTerm, PodSpec
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
+from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES, OPERATING_SYSTEM
+from bigfleet.operator.kubernetes.scheduling_rules import node_terms
 from bigfleet.operator.kubernetes.views import ObjectView
 
 log = structlog.get_logger(__name__)
@@ -27,18 +28,8 @@ _OPERATORS: Final[Mapping[str, Operator]] = {
     operator.label: operator for operator in (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
 }
 _ONE_POD: Final[Vector] = {PODS: 1000}
-_OS: Final = "kubernetes.io/os"
-_HOSTNAME: Final = "kubernetes.io/hostname"
-#: Deprecated labels of nodes, by the label of machines with the same values.
-_ALIASES: Final[Mapping[str, str]] = {
-    "beta.kubernetes.io/os": _OS,
-    "beta.kubernetes.io/arch": labels.ARCH,
-    "beta.kubernetes.io/instance-type": labels.INSTANCE_TYPE,
-    "failure-domain.beta.kubernetes.io/zone": labels.ZONE,
-    "failure-domain.beta.kubernetes.io/region": labels.REGION,
-}
 #: Operating systems of nodes; a machine that does not say its own is taken to run the others' opposite.
-_WINDOWS_ALONE: Final = Requirement(_OS, Operator.NOT_IN, ("windows",))
+_WINDOWS_ALONE: Final = Requirement(OPERATING_SYSTEM, Operator.NOT_IN, ("windows",))
 
 _Requirements = frozenset[Requirement]
 
@@ -104,16 +95,11 @@ def _requirements_of(spec: PodSpec) -> _Requirements | None:
         for key, value in (spec.node_selector or {}).items()
         for requirement in _requirement(key, "In", (value,))
     }
-    node_affinity = spec.affinity.node_affinity if spec.affinity is not None else None
-    required = node_affinity.required_during_scheduling_ignored_during_execution if node_affinity is not None else None
-    if required is None:
+    terms = node_terms(spec)
+    if terms is None:
         return frozenset(selected)
-    terms = [
-        _requirements_of_term(term)
-        for term in required.node_selector_terms or ()
-        if term.match_expressions and not term.match_fields
-    ]
-    return frozenset(selected | in_common(terms)) if terms else None
+    alternatives = [_requirements_of_term(term) for term in terms if term.match_expressions and not term.match_fields]
+    return frozenset(selected | in_common(alternatives)) if alternatives else None
 
 
 def _requirements_of_term(term: NodeSelectorTerm) -> _Requirements:
@@ -125,10 +111,10 @@ def _requirements_of_term(term: NodeSelectorTerm) -> _Requirements:
 
 def _requirement(key: str, operator_name: str, values: tuple[str, ...]) -> set[Requirement]:
     """Return the requirement on machines; none for what every node has, and for what machines cannot be asked."""
-    key, operator = _ALIASES.get(key, key), _OPERATORS.get(operator_name)
-    if operator is None or key == _HOSTNAME:
+    key, operator = LABEL_ALIASES.get(key, key), _OPERATORS.get(operator_name)
+    if operator is None or key == HOSTNAME:
         return set()
-    if key == _OS and operator is Operator.IN and "linux" in values:
+    if key == OPERATING_SYSTEM and operator is Operator.IN and "linux" in values:
         # Machines rarely say their system, and nearly every DaemonSet asks for it.
         return {_WINDOWS_ALONE}
     if len(values) > VALUES_MAX or any(len(text.encode()) > STRING_BYTES_MAX for text in (key, *values)):

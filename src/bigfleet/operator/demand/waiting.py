@@ -111,7 +111,7 @@ class _Pod:
 
 
 class UnschedulablePods:
-    """The pods that the scheduler cannot place. An ObjectListener of Pods, and a WaitingSource."""
+    """The pods that the scheduler cannot place. An ObjectListener of Pods."""
 
     def __init__(
         self, *, pods: ObjectView[PodObject], requests: RequestsOfPods, nodes: ServingNodes, clock: Clock
@@ -254,7 +254,7 @@ class UnschedulablePods:
 
 def unschedulable_message(pod: PodObject) -> str | None:
     """Return what the scheduler says of a pod that it could not place; None for every other pod."""
-    if pod.spec.node_name or pod.metadata.deletion_timestamp is not None:
+    if pod.spec.node_name or pod.is_terminating:
         return None
     for condition in pod.status.conditions or ():
         if condition.type == "PodScheduled":

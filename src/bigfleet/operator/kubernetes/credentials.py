@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.operator.kubernetes.timestamps import unix_seconds
 
 #: A plugin that asks a cloud for a token takes seconds; one that waits for a person never ends.
 PLUGIN_SECONDS_MAX = 60.0
@@ -263,8 +263,7 @@ class PluginCredentials:
     def _expiry(self, text: str | None) -> int | None:
         if not text:
             return None
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            raise self._fault(f"printed expirationTimestamp {text!r}", "it must be an RFC 3339 time") from None
-        return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * NANOS_PER_SECOND)
+        moment_seconds = unix_seconds(text)
+        if moment_seconds is None:
+            raise self._fault(f"printed expirationTimestamp {text!r}", "it must be an RFC 3339 time")
+        return int(moment_seconds * NANOS_PER_SECOND)

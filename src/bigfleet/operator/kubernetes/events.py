@@ -10,16 +10,16 @@ import contextlib
 import hashlib
 from collections import OrderedDict, deque
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
 import structlog
 
-from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi, Resource
 from bigfleet.operator.kubernetes.objects import KubernetesObject, ObjectReference
 from bigfleet.operator.kubernetes.resources import EVENTS
+from bigfleet.operator.kubernetes.timestamps import rfc3339
 
 log = structlog.get_logger(__name__)
 
@@ -180,7 +180,7 @@ class EventRecorder:
 
     def _body(self, recorded: _Recorded, namespace: str) -> JsonObject:
         about = recorded.about
-        moment = datetime.fromtimestamp(recorded.unix_nanos // NANOS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        moment = rfc3339(recorded.unix_nanos)
         text = "\0".join((about.kind, about.namespace, about.uid, recorded.reason, str(recorded.unix_nanos)))
         suffix = hashlib.sha256(text.encode()).hexdigest()[:16]
         name = about.name[: _NAME_CHARACTERS_MAX - len(suffix) - 1].rstrip("-.")

@@ -10,16 +10,16 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import msgspec
 import structlog
 
-from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource, Rng
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi
 from bigfleet.operator.kubernetes.objects import LeaseObject
 from bigfleet.operator.kubernetes.resources import LEASES
+from bigfleet.operator.kubernetes.timestamps import rfc3339_micro
 
 log = structlog.get_logger(__name__)
 
@@ -219,7 +219,7 @@ class LeaderElector:
 
     def _body(self, former: LeaseObject | None, *, releases: bool = False) -> JsonObject:
         """Return the Lease as this process writes it, over `former` and only over that version of it."""
-        now = _micro_time(self._clock.unix_nanos())
+        now = rfc3339_micro(self._clock.unix_nanos())
         is_ours = former is not None and former.spec.holder_identity == self.identity
         transitions = (former.spec.lease_transitions or 0) if former is not None else 0
         metadata: JsonObject = {"name": self._name, "namespace": self._namespace}
@@ -253,9 +253,3 @@ async def _end(task: "asyncio.Task[None]") -> None:
         log.error("operator.leader_failed", error=repr(failure))
     if interrupted is not None:
         raise interrupted
-
-
-def _micro_time(unix_nanos: int) -> str:
-    """Return a moment as Kubernetes writes a MicroTime."""
-    moment = datetime.fromtimestamp(unix_nanos // NANOS_PER_SECOND, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{unix_nanos % NANOS_PER_SECOND // 1000:06d}Z"

@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 Quantity = str | int | float
 
+MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+
 
 class _Struct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
     """Base of all structs: camel case on the wire. Nobody changes one after decoding: caches share them.
@@ -276,6 +278,26 @@ class PodObject(KubernetesObject):
 
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def is_finished(self) -> bool:
+        """Say whether the pod has run to its end and requests nothing any more."""
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
+    def is_terminating(self) -> bool:
+        """Say whether the pod is being deleted."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def is_mirror(self) -> bool:
+        """Say whether the pod stands for one that a node runs from a file of its own."""
+        return MIRROR_ANNOTATION in (self.metadata.annotations or {})
+
+    @property
+    def is_of_daemon_set(self) -> bool:
+        """Say whether a DaemonSet made the pod for its node."""
+        return any(each.controller and each.kind == "DaemonSet" for each in self.metadata.owner_references or ())
 
 
 # ---- other kinds of Kubernetes ----------------------------------------------------------------------------------

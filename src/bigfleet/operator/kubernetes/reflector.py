@@ -21,6 +21,8 @@ from bigfleet.operator.kubernetes.views import ObjectListener
 
 K = TypeVar("K", bound=KubernetesObject)
 
+_TOO_MANY_REQUESTS = 429
+
 log = structlog.get_logger(__name__)
 
 _Key = tuple[str, str]
@@ -151,7 +153,8 @@ class Reflector(Generic[K]):
                         attempt = 0
                     attempt += 1
                     delay_seconds = self._delay_seconds(attempt, error)
-                    log.warning(
+                    report = log.info if _is_routine(error) else log.warning
+                    report(
                         "operator.watch_failed",
                         resource=self._resource.label,
                         error=str(error),
@@ -317,3 +320,12 @@ def _is_same(former: KubernetesObject, found: KubernetesObject) -> bool:
         former.metadata.resource_version == found.metadata.resource_version
         and former.metadata.uid == found.metadata.uid
     )
+
+
+def _is_routine(error: ApiError) -> bool:
+    """Say whether an API server that is well ends a watch so.
+
+    It ends those that fall behind, asks clients to come later while it starts, and sends no bookmarks for a kind of
+    which it has seen no change since its start.
+    """
+    return error.is_expired or error.status == _TOO_MANY_REQUESTS or error.reason == SILENT

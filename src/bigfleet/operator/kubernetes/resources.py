@@ -1,8 +1,13 @@
-"""Lists the resources of an API server that the operator and the pod controller use, and our own label keys.
+"""Lists the resources of an API server that the operator and the pod controller use, and label keys.
 
 RBAC rules (docs/spec/operator.md §12) are about these and no others.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from bigfleet.model import labels
 from bigfleet.operator.kubernetes import objects
 from bigfleet.operator.kubernetes.api import Resource
 
@@ -17,6 +22,22 @@ RECLAIM_ANNOTATION = f"{GROUP}/reclaim"
 OWNED_BY_POD = f"{GROUP}/owned-by-pod"
 INTERRUPTION_PENALTY_ANNOTATION = f"{GROUP}/interruption-penalty"
 RECLAMATION_PENALTY_ANNOTATION = f"{GROUP}/reclamation-penalty"
+#: Labels of nodes that machines have only if their provider says so.
+HOSTNAME = "kubernetes.io/hostname"
+OPERATING_SYSTEM = "kubernetes.io/os"
+#: Labels that only nodes have, or that are deprecated, by the label of machines that has the same values.
+LABEL_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "topology.ebs.csi.aws.com/zone": labels.ZONE,
+        "topology.gke.io/zone": labels.ZONE,
+        "topology.disk.csi.azure.com/zone": labels.ZONE,
+        "failure-domain.beta.kubernetes.io/zone": labels.ZONE,
+        "failure-domain.beta.kubernetes.io/region": labels.REGION,
+        "beta.kubernetes.io/instance-type": labels.INSTANCE_TYPE,
+        "beta.kubernetes.io/arch": labels.ARCH,
+        "beta.kubernetes.io/os": OPERATING_SYSTEM,
+    }
+)
 MANAGED_BY = "app.kubernetes.io/managed-by"
 FIELD_MANAGER = "bigfleet-operator"
 POD_CONTROLLER_FIELD_MANAGER = "bigfleet-pod-controller"

@@ -28,24 +28,24 @@ from bigfleet.operator.kubernetes.resources import (
 #: Where bootstrap tokens are Secrets.
 TOKEN_SECRET_NAMESPACE: Final = "kube-system"  # noqa: S105 - a name
 
-_READ: Final = ("get", "list", "watch")
-_WRITE: Final = (*_READ, "create", "update", "patch", "delete")
-_STATUS: Final = ("get", "update", "patch")
+#: What a Reflector needs.
+_FOLLOW: Final = ("list", "watch")
 
-#: What the operator needs in every mode, but for its Lease.
+#: What the operator needs in every mode, but for its Lease. A server-side apply is a patch, and a create if it is new.
 OPERATOR_RIGHTS: Final = (
-    Right(resource=CAPACITY_REQUESTS, verbs=_READ),
-    Right(resource=CAPACITY_REQUESTS.status, verbs=("get", "patch")),
-    Right(resource=UPCOMING_NODES, verbs=_WRITE),
-    Right(resource=UPCOMING_NODES.status, verbs=_STATUS),
-    Right(resource=AVAILABLE_CAPACITIES, verbs=_WRITE),
-    Right(resource=AVAILABLE_CAPACITIES.status, verbs=_STATUS),
-    Right(resource=NODES, verbs=(*_READ, "patch")),
-    Right(resource=PODS, verbs=_READ),
+    Right(resource=CAPACITY_REQUESTS, verbs=_FOLLOW),
+    Right(resource=CAPACITY_REQUESTS.status, verbs=("patch",)),
+    Right(resource=UPCOMING_NODES, verbs=(*_FOLLOW, "create", "patch", "delete")),
+    Right(resource=UPCOMING_NODES.status, verbs=("patch",)),
+    Right(resource=AVAILABLE_CAPACITIES, verbs=(*_FOLLOW, "create", "patch", "delete")),
+    Right(resource=AVAILABLE_CAPACITIES.status, verbs=("patch",)),
+    # A drain reads its Node before it cordons it.
+    Right(resource=NODES, verbs=("get", *_FOLLOW, "patch")),
+    Right(resource=PODS, verbs=_FOLLOW),
     Right(resource=EVICTIONS, verbs=("create",)),
     # What DaemonSets take of each node.
-    Right(resource=DAEMON_SETS, verbs=_READ),
-    Right(resource=EVENTS, verbs=("create", "patch")),
+    Right(resource=DAEMON_SETS, verbs=_FOLLOW),
+    Right(resource=EVENTS, verbs=("create",)),
 )
 #: With --drain-force.
 DRAIN_FORCE_RIGHTS: Final = (Right(resource=PODS, verbs=("delete",)),)
@@ -55,14 +55,16 @@ TOKEN_SECRET_RIGHTS: Final = (
 )
 #: What the pod controller needs, but for its Lease.
 POD_CONTROLLER_RIGHTS: Final = (
-    Right(resource=PODS, verbs=_READ),
-    Right(resource=CAPACITY_REQUESTS, verbs=(*_READ, "create", "patch", "delete")),
-    Right(resource=CAPACITY_REQUESTS.status, verbs=("get", "patch")),
-    Right(resource=PRIORITY_CLASSES, verbs=_READ),
+    # Before a request is deleted the server is asked for its pod.
+    Right(resource=PODS, verbs=("get", *_FOLLOW)),
+    Right(resource=CAPACITY_REQUESTS, verbs=(*_FOLLOW, "create", "patch", "delete")),
+    Right(resource=CAPACITY_REQUESTS.status, verbs=("patch",)),
+    # Read once, at start.
+    Right(resource=PRIORITY_CLASSES, verbs=("list",)),
     # Where a pod's volumes are decides where it can run.
-    Right(resource=PERSISTENT_VOLUMES, verbs=_READ),
-    Right(resource=PERSISTENT_VOLUME_CLAIMS, verbs=_READ),
-    Right(resource=EVENTS, verbs=("create", "patch")),
+    Right(resource=PERSISTENT_VOLUMES, verbs=_FOLLOW),
+    Right(resource=PERSISTENT_VOLUME_CLAIMS, verbs=_FOLLOW),
+    Right(resource=EVENTS, verbs=("create",)),
 )
 
 

@@ -17,9 +17,10 @@ from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.operator.kubernetes.api import ApiError, Json, KubernetesApi
 from bigfleet.operator.kubernetes.objects import AvailableCapacityObject
 from bigfleet.operator.kubernetes.resources import AVAILABLE_CAPACITIES, FIELD_MANAGER, MANAGED_BY
+from bigfleet.operator.kubernetes.timestamps import rfc3339, unix_seconds
 from bigfleet.operator.kubernetes.views import ObjectView
-from bigfleet.operator.nodes.names import available_capacity_name, rfc3339, unix_seconds
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.nodes.names import available_capacity_name
+from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 

@@ -7,11 +7,12 @@ be read is an error that the caller shows; it is never taken for a drain.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
-from bigfleet.operator.nodes.names import unix_seconds
+from bigfleet.operator.kubernetes.timestamps import rfc3339_milli, unix_seconds
+
+_NANOS_PER_MILLI = 1_000_000
 
 
 class UnreadableAnnotation(ValueError):
@@ -34,11 +35,10 @@ class DrainAnnotation:
 
     def text(self) -> str:
         """Return the annotation's value; the deadline in milliseconds, rounded down."""
-        deadline = datetime.fromtimestamp(int(self.deadline_seconds * 1000) / 1000, UTC)
         fields = {
             "instruction": self.instruction,
             "machine": self.machine,
-            "deadline": deadline.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "deadline": rfc3339_milli(int(self.deadline_seconds * 1000) * _NANOS_PER_MILLI),
             "reason": self.reason,
             "cordoned": self.cordoned,
             "priority": self.priority,

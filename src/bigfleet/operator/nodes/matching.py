@@ -20,7 +20,7 @@ from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES
 from bigfleet.operator.nodes.names import is_hashed_label, machine_label
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""Names what the operator writes: labels, UpcomingNodes, AvailableCapacities, moments (docs/spec/operator.md §2.4).
+"""Names what the operator writes: labels, UpcomingNodes, AvailableCapacities (docs/spec/operator.md §2.4).
 
 A machine id may be any text, a label or an object name may not: what does not fit is hashed, and the raw id stands in
 an annotation and in the spec. Equal ids always give equal names.
@@ -6,9 +6,6 @@ an annotation and in the spec. Equal ids always give equal names.
 
 import hashlib
 import re
-from datetime import UTC, datetime
-
-from bigfleet.model.clock import NANOS_PER_SECOND
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 _HASHED_LABEL = re.compile(r"h-[0-9a-f]{40}", re.ASCII)
@@ -42,21 +39,6 @@ def upcoming_node_name(machine_id: str) -> str:
 def available_capacity_name(supersedes_key: str) -> str:
     """Return the name of the AvailableCapacity that shows the hints of one key."""
     return "ac-" + hashlib.sha256(supersedes_key.encode()).digest()[:16].hex()
-
-
-def rfc3339(unix_nanos: int) -> str:
-    """Return the moment in UTC with whole seconds, as Kubernetes writes it: `2026-11-24T12:00:00Z`."""
-    moment = datetime.fromtimestamp(unix_nanos // NANOS_PER_SECOND, UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def unix_seconds(text: str | None) -> float | None:
-    """Return the moment that an RFC 3339 text names, None for what is none; a text without an offset is none."""
-    try:
-        moment = datetime.fromisoformat(text or "")
-    except ValueError:
-        return None
-    return moment.timestamp() if moment.tzinfo is not None else None
 
 
 def _hash(text: str) -> str:

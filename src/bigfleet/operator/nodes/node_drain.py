@@ -22,7 +22,7 @@ from bigfleet.operator.nodes.cordon import NodeCordon, NodeGone
 from bigfleet.operator.nodes.drain_annotation import DrainAnnotation
 from bigfleet.operator.nodes.evictions import EvictionAnswer, EvictionOutcome, PodEvictor
 from bigfleet.operator.nodes.matching import NodeMatcher
-from bigfleet.operator.nodes.pod_index import PodsByNode, is_terminating, moves_in_a_drain
+from bigfleet.operator.nodes.pod_index import PodsByNode, moves_in_a_drain
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +31,8 @@ ROUND_JITTER: Final = 0.25
 EVICTIONS_AT_ONCE_MAX: Final = 10
 NAMES_MAX: Final = 10
 CORDON_RETRY_SECONDS_MAX: Final = 30.0
+#: An API server that was restarted refuses everybody until it has read its roles; a right that is missing stays so.
+FORBIDDEN_SECONDS: Final = 60.0
 _FORCED_ATTEMPTS: Final = 3
 _FORCED_RETRY_SECONDS: Final = 1.0
 #: A drain that is past its deadline may ask the API server once more, for so long.
@@ -97,6 +99,8 @@ class NodeDrain:
         self._drain = drain
         self._tools = tools
         self._clock = tools.clock
+        #: Since when the API server has refused for want of a right, and nothing else; None when it has not.
+        self._forbidden_since_seconds: float | None = None
 
     async def begin(self) -> None:
         """Cordon the Node; retried until the deadline."""
@@ -126,7 +130,9 @@ class NodeDrain:
             except TimeoutError:
                 error_text = "the API server did not answer"
             except ApiError as error:
-                if not error.is_transient and not error.is_conflict:
+                if error.is_forbidden:
+                    self._check_right(f"cordon Node {drain.node_name}: {error}")
+                elif not error.is_transient and not error.is_conflict:
                     raise DrainEnded(DrainOutcome.FAILED, f"cordon Node {drain.node_name}: {error}") from error
                 error_text = str(error)
             if self._left_seconds() <= 0:
@@ -194,13 +200,13 @@ class NodeDrain:
             return [], "the API server did not answer"
         except ApiError as error:
             if error.is_forbidden:
-                raise DrainEnded(DrainOutcome.FAILED, str(error)) from error
+                self._check_right(str(error))
             return [], str(error)
 
     async def _evict_round(self, pods: list[PodObject], left_seconds: float) -> None:
         now_seconds = self._clock.monotonic_seconds()
         again = self._drain.ask_again_seconds
-        due = [p for p in pods if not is_terminating(p) and again.get(p.metadata.uid, now_seconds) <= now_seconds]
+        due = [p for p in pods if not p.is_terminating and again.get(p.metadata.uid, now_seconds) <= now_seconds]
         slots = asyncio.Semaphore(EVICTIONS_AT_ONCE_MAX)
 
         async def evict(pod: PodObject) -> EvictionOutcome:
@@ -215,7 +221,17 @@ class NodeDrain:
         outcomes = await asyncio.gather(*(evict(pod) for pod in due))
         for pod, outcome in zip(due, outcomes, strict=True):
             if outcome.answer is EvictionAnswer.FORBIDDEN:
-                raise DrainEnded(DrainOutcome.FAILED, f"evict pod {_name(pod)}: {outcome.text}")
+                self._check_right(f"evict pod {_name(pod)}: {outcome.text}")
+            else:
+                self._forbidden_since_seconds = None
+
+    def _check_right(self, text: str) -> None:
+        """Note that a right is missing; raise DrainEnded once it has been for longer than an API server starts."""
+        now_seconds = self._clock.monotonic_seconds()
+        if self._forbidden_since_seconds is None:
+            self._forbidden_since_seconds = now_seconds
+        if now_seconds - self._forbidden_since_seconds >= FORBIDDEN_SECONDS:
+            raise DrainEnded(DrainOutcome.FAILED, text)
 
     async def _expire(self, pods: list[PodObject]) -> None:
         """End the drain; a resumed one that is to force returns once the shard has named it in this process."""

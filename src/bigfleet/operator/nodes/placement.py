@@ -16,7 +16,7 @@ from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
 from bigfleet.model.vector import format_vector
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
-from bigfleet.operator.nodes.pod_fit import admits, repelling_taint
+from bigfleet.operator.kubernetes.scheduling_rules import admits, repelling_taint
 from bigfleet.operator.nodes.pod_index import PodKey
 from bigfleet.operator.nodes.topology_rules import Located, PodRules
 

@@ -6,42 +6,20 @@ forecast, and nothing may be drained because of it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-import structlog
+from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.operator.kubernetes.pod_requests import requested_by
 
-from bigfleet.operator.kubernetes.objects import PodObject, PodSpec
-from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
-
-log = structlog.get_logger(__name__)
-
-MIRROR_ANNOTATION: Final = "kubernetes.io/config.mirror"
-_FINISHED: Final = frozenset({"Succeeded", "Failed"})
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 PodKey = tuple[str, str]
 
 
-def is_finished(pod: PodObject) -> bool:
-    """Say whether the pod has run to its end and requests nothing any more."""
-    return pod.status.phase in _FINISHED
-
-
-def is_terminating(pod: PodObject) -> bool:
-    """Say whether the pod is being deleted."""
-    return pod.metadata.deletion_timestamp is not None
-
-
 def moves_in_a_drain(pod: PodObject) -> bool:
     """Say whether a drain must remove the pod: not one of a DaemonSet, no mirror pod, and not finished."""
-    owners = pod.metadata.owner_references or ()
-    return not (
-        is_finished(pod)
-        or MIRROR_ANNOTATION in (pod.metadata.annotations or {})
-        or any(owner.controller and owner.kind == "DaemonSet" for owner in owners)
-    )
+    return not (pod.is_finished or pod.is_mirror or pod.is_of_daemon_set)
 
 
 def has_required_anti_affinity(pod: PodObject) -> bool:
@@ -49,21 +27,6 @@ def has_required_anti_affinity(pod: PodObject) -> bool:
     affinity = pod.spec.affinity
     anti_affinity = affinity.pod_anti_affinity if affinity is not None else None
     return anti_affinity is not None and bool(anti_affinity.required_during_scheduling_ignored_during_execution)
-
-
-def requested_by(spec: PodSpec) -> Mapping[str, int]:
-    """Return what a pod requests, milli-units; nothing if that cannot be read. Equal amounts are one object."""
-    try:
-        return _shared(tuple(sorted(pod_requests(spec).items())))
-    except UnreadableRequest as error:
-        log.debug("operator.pod_requests_unreadable", error=str(error))
-        return _NOTHING
-
-
-@lru_cache(maxsize=4096)
-def _shared(items: tuple[tuple[str, int], ...]) -> Mapping[str, int]:
-    # Pods of one workload are alike: a cluster of 50,000 pods has few hundred distinct amounts.
-    return MappingProxyType(dict(items))
 
 
 class PodsOnNode:
@@ -116,7 +79,7 @@ class PodsByNode:
             self.remove(former)
         if not node:
             return
-        if is_finished(stored):
+        if stored.is_finished:
             self.remove(stored)
             return
         known = self._nodes.get(node)

@@ -12,10 +12,11 @@ from typing import Final
 from bigfleet.model.clock import Clock
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
+from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer
-from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, is_terminating, moves_in_a_drain, requested_by
+from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, moves_in_a_drain
 from bigfleet.operator.nodes.topology_rules import Located, depends_on_others
 
 #: How long room stays promised after its pod has left: until the pod's successor is bound and counts by itself.
@@ -52,7 +53,7 @@ class Preflight:
         self._prune()
         name = node.metadata.name
         away = {*leaving, name}
-        moving = [p for p in self._pods.on(name).pods.values() if moves_in_a_drain(p) and not is_terminating(p)]
+        moving = [p for p in self._pods.on(name).pods.values() if moves_in_a_drain(p) and not p.is_terminating]
         # Pods that were to come here need another place; where others fit may depend on the pods that leave now.
         redirected = [
             promise

@@ -12,13 +12,12 @@ from typing import Final
 
 from bigfleet.operator.kubernetes.objects import (
     LabelSelectorObject,
-    LabelSelectorRequirement,
     NodeObject,
     PodAffinityTerm,
     PodObject,
     TopologySpreadConstraint,
 )
-from bigfleet.operator.nodes.pod_fit import admits, is_selected
+from bigfleet.operator.kubernetes.scheduling_rules import admits, selects, with_label_keys
 
 _FORBIDS: Final = "DoNotSchedule"
 
@@ -62,31 +61,20 @@ class _Term:
     @classmethod
     def of(cls, owner: PodObject, term: PodAffinityTerm, *, forbids: bool) -> "_Term":
         namespaces = frozenset(term.namespaces or ())
-        selects = term.namespace_selector
+        selector = term.namespace_selector
         any_namespace = False
-        if selects is not None:
-            is_empty = not selects.match_labels and not selects.match_expressions
+        if selector is not None:
+            is_empty = not selector.match_labels and not selector.match_expressions
             any_namespace = is_empty or forbids
         elif not namespaces:
             namespaces = frozenset({owner.metadata.namespace})
-        selector = _with_label_keys(term.label_selector, owner, term.match_label_keys, "In")
-        selector = _with_label_keys(selector, owner, term.mismatch_label_keys, "NotIn")
+        own = owner.metadata.labels
+        selector = with_label_keys(term.label_selector, own, term.match_label_keys, term.mismatch_label_keys)
         return cls(owner, term.topology_key, selector, namespaces, any_namespace)
 
     def matches(self, pod: PodObject) -> bool:
         in_reach = self.any_namespace or pod.metadata.namespace in self.namespaces
-        return in_reach and is_selected(self.selector, pod.metadata.labels)
-
-
-def _with_label_keys(
-    selector: LabelSelectorObject | None, owner: PodObject, keys: Sequence[str] | None, operator: str
-) -> LabelSelectorObject | None:
-    """Return the selector with the owner's own values of some keys."""
-    labels = owner.metadata.labels or {}
-    added = [LabelSelectorRequirement(key, operator, [labels[key]]) for key in keys or () if key in labels]
-    if not added or selector is None:
-        return selector
-    return LabelSelectorObject(selector.match_labels, [*(selector.match_expressions or ()), *added])
+        return in_reach and selects(self.selector, pod.metadata.labels)
 
 
 @dataclass(slots=True)
@@ -124,7 +112,7 @@ class PodRules:
         rules._wanted = [(_Term.of(kind, term, forbids=False), set()) for term in affinity_terms(kind)]
         for spread in forbidding_spreads(kind):
             usable = (domain_of(node, spread.topology_key) for node in nodes if rules._is_counted(node))
-            selector = _with_label_keys(spread.label_selector, kind, spread.match_label_keys, "In")
+            selector = with_label_keys(spread.label_selector, kind.metadata.labels, spread.match_label_keys)
             rules._spreads.append(_Spread(spread, selector, Counter({d: 0 for d in usable if d is not None})))
         if rules._own_anti or rules._wanted or rules._spreads:
             for pod, node in residents:
@@ -166,7 +154,7 @@ class PodRules:
         least = spread.least
         if spread.constraint.min_domains is not None and len(spread.counts) < spread.constraint.min_domains:
             least = 0
-        counts_itself = is_selected(spread.selector, self.kind.metadata.labels)
+        counts_itself = selects(spread.selector, self.kind.metadata.labels)
         return spread.counts[domain] + counts_itself - least
 
     def _see(self, pod: PodObject, node: NodeObject) -> None:
@@ -185,9 +173,9 @@ class PodRules:
                 domain is not None
                 and domain in spread.counts
                 and pod.metadata.namespace == self.kind.metadata.namespace
-                and pod.metadata.deletion_timestamp is None
+                and not pod.is_terminating
                 and self._is_counted(node)
-                and is_selected(spread.selector, pod.metadata.labels)
+                and selects(spread.selector, pod.metadata.labels)
             ):
                 spread.counts[domain] += 1
                 spread.least = None

@@ -12,7 +12,8 @@ from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import MachineState
 from bigfleet.operator.kubernetes.objects import Condition, NodeObject, UpcomingNode
 from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MACHINE_ID, MANAGED_BY, UPCOMING_NODES
-from bigfleet.operator.nodes.names import machine_label, rfc3339
+from bigfleet.operator.kubernetes.timestamps import rfc3339
+from bigfleet.operator.nodes.names import machine_label
 
 DRAINED_PHASE: Final = "Drained"
 #: Phase by machine state; Idle and the states in which the machine goes have rules of their own.

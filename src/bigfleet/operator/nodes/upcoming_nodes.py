@@ -30,7 +30,7 @@ from bigfleet.operator.nodes.upcoming_node_body import (
     spec_body,
     status_body,
 )
-from bigfleet.operator.nodes.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +72,8 @@ class UpcomingNodes:
         self._stored: dict[str, UpcomingNode] = {}
         #: Objects that the last resync left without a machine.
         self._unwanted: set[str] = set()
+        #: Objects that a write whose answer was lost may have made.
+        self._unseen: set[str] = set()
         nodes.listen(self._node_changed)
 
     # ---- what happens -------------------------------------------------------------------------------------------
@@ -93,8 +95,8 @@ class UpcomingNodes:
     def resynced(self, machine_ids: frozenset[str]) -> None:
         """Delete the objects of all machines that a resync did not name, unless a newer frame brings them back."""
         gone = self._frames.keys() - machine_ids
-        # Also what is being written in this moment, and is not stored yet.
-        names = self._stored.keys() | {upcoming_node_name(machine_id) for machine_id in gone}
+        # Also what is being written in this moment, or may have been, and is not stored yet.
+        names = self._stored.keys() | self._unseen | {upcoming_node_name(machine_id) for machine_id in gone}
         for machine_id in gone | (self._results.keys() - machine_ids):
             self._forget(machine_id)
         for name in sorted(names - {upcoming_node_name(machine_id) for machine_id in machine_ids}):
@@ -119,6 +121,7 @@ class UpcomingNodes:
         if known is not None and _is_older(stored, known):
             return
         self._stored[name] = stored
+        self._unseen.discard(name)
         if name in self._machine_by_name or name in self._unwanted:
             self._queue.put(self._reconcile, name)
 
@@ -202,11 +205,14 @@ class UpcomingNodes:
             stored = await self._api.apply(resource, name, body, field_manager=FIELD_MANAGER)
         except ApiError as error:
             self._on_write(operation, "conflict" if error.is_conflict else "error")
+            if operation == "create" and error.is_transient:
+                self._unseen.add(name)
             if not error.is_not_found:
                 raise
             # Deleted by somebody between two writes; the watch brings the machine back here.
             raise ApiError(409, "Conflict", f"UpcomingNode {name} was deleted while it was written") from error
         self._on_write(operation, "success")
+        self._unseen.discard(name)
         known = self._stored.get(name)
         if known is None or not _is_older(stored, known):
             self._stored[name] = stored
@@ -223,6 +229,10 @@ class UpcomingNodes:
 
     async def _delete(self, name: str) -> None:
         stored = self._stored.get(name)
+        if stored is None and name in self._unseen:
+            # If it was made all the same, the watch brings it back here.
+            self._unwanted.add(name)
+            return
         if stored is None or not _is_ours(stored):
             self._unwanted.discard(name)
             return

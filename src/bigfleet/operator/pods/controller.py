@@ -28,7 +28,7 @@ from bigfleet.operator.pods.defaults import PenaltyDefaults
 from bigfleet.operator.pods.findings import Inexpressible
 from bigfleet.operator.pods.index import PodIndex
 from bigfleet.operator.pods.mapping import PodStanding, map_pod, request_body, request_name, standing_of
-from bigfleet.operator.pods.work_queue import PodWorkQueue
+from bigfleet.operator.work_queue import KeyQueue, retry_delay_seconds
 
 #: A request whose pod is gone is left to the garbage collector of the cluster for this long.
 ORPHAN_SECONDS: Final = 5.0
@@ -141,7 +141,7 @@ class PodController:
         self._workers = workers
         self.index = PodIndex(self._changed, claims=views.claims, volumes=views.volumes)
         #: None while `run` does not run: a follower remembers nothing, and a new leader looks at all pods.
-        self._queue: PodWorkQueue | None = None
+        self._queue: KeyQueue[str] | None = None
         self._is_stopping = False
         self._attempts: dict[str, int] = {}
         self._orphan_since_seconds: dict[str, float] = {}
@@ -152,11 +152,11 @@ class PodController:
     @property
     def backlog(self) -> int:
         """How many pods are waiting to be looked at, or are being looked at."""
-        return len(self._queue) if self._queue is not None else 0
+        return self._queue.backlog if self._queue is not None else 0
 
     def _changed(self, uid: str) -> None:
         if self._queue is not None:
-            self._queue.add(uid)
+            self._queue.put(uid)
 
     async def run(self) -> None:
         """Write until cancelled, or until `stop`; begins once the caches are synced. Can be run again."""
@@ -165,7 +165,7 @@ class PodController:
             await self._clock.sleep(_SYNC_POLL_SECONDS)
             if self._is_stopping:
                 return
-        queue = self._queue = PodWorkQueue(self._clock)
+        queue = self._queue = KeyQueue(self._clock)
         try:
             async with asyncio.TaskGroup() as group:
                 resync = group.create_task(self._resync(queue), name="pod resync")
@@ -187,22 +187,23 @@ class PodController:
         if self._queue is not None:
             self._queue.close()
 
-    async def _resync(self, queue: PodWorkQueue) -> None:
+    async def _resync(self, queue: KeyQueue[str]) -> None:
         while True:
             for uid in sorted(self.index.uids()):
-                queue.add(uid)
+                queue.put(uid)
             await self._clock.sleep(RESYNC_SECONDS)
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
-    async def _work(self, queue: PodWorkQueue) -> None:
-        while (uid := await queue.next()) is not None:
+    async def _work(self, queue: KeyQueue[str]) -> None:
+        while (taken := await queue.take()) is not None:
+            uid, _urgency = taken
             try:
                 delay_seconds = await self._look_at(uid)
             finally:
                 queue.done(uid)
             if delay_seconds is not None:
-                queue.add_later(uid, delay_seconds)
+                queue.put_later(uid, delay_seconds)
             # A pod that needs no writing is looked at without a pause; sessions and probes must be served meanwhile.
             await self._clock.sleep(0)
 
@@ -219,7 +220,7 @@ class PodController:
             # One pod that breaks the code must not end the work for all others.
             self._listener.on_reconcile(ReconcileOutcome.ERROR)
             _log.exception("operator.pod_reconcile_failed", pod_uid=uid, error=str(error))
-            return self._backoff_seconds(uid, _REFUSED_BACKOFF_SECONDS_MAX)
+            return self._backoff_seconds(uid, None, _REFUSED_BACKOFF_SECONDS_MAX)
         self._attempts.pop(uid, None)
         self._listener.on_reconcile(outcome)
         return None
@@ -386,7 +387,7 @@ class PodController:
         """Log a failed request to the API server; return when to try again."""
         can_succeed = error.is_transient or error.is_conflict
         limit_seconds = _BACKOFF_SECONDS_MAX if can_succeed else _REFUSED_BACKOFF_SECONDS_MAX
-        delay_seconds = max(self._backoff_seconds(uid, limit_seconds), error.retry_after_seconds or 0.0)
+        delay_seconds = self._backoff_seconds(uid, error, limit_seconds)
         now_seconds = self._clock.monotonic_seconds()
         if self._logged_seconds is not None and now_seconds - self._logged_seconds < _LOG_PAUSE_SECONDS:
             self._unlogged += 1
@@ -401,9 +402,9 @@ class PodController:
             self._logged_seconds, self._unlogged = now_seconds, 0
         return delay_seconds
 
-    def _backoff_seconds(self, uid: str, limit_seconds: float) -> float:
-        """Return the pause before the next attempt: doubling, with jitter over its upper half."""
+    def _backoff_seconds(self, uid: str, error: ApiError | None, limit_seconds: float) -> float:
         attempt = self._attempts.get(uid, 0)
         self._attempts[uid] = attempt + 1
-        ceiling_seconds = min(limit_seconds, _BACKOFF_FIRST_SECONDS * float(2 ** min(attempt, 16)))
-        return self._rng.uniform(0.5, 1.0) * ceiling_seconds
+        return retry_delay_seconds(
+            attempt, error, self._rng, first_seconds=_BACKOFF_FIRST_SECONDS, seconds_max=limit_seconds
+        )

@@ -17,7 +17,7 @@ from bigfleet.operator.kubernetes.resources import (
     PODS,
     RECLAMATION_PENALTY_ANNOTATION,
 )
-from bigfleet.operator.pods.arithmetic import NOTHING, RESOURCES_MAX, pod_requests
+from bigfleet.operator.pods.arithmetic import NOTHING, RESOURCES_MAX, requested_resources
 from bigfleet.operator.pods.defaults import PenaltyDefaults, penalty_text
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 from bigfleet.operator.pods.placement import place_pod
@@ -29,7 +29,6 @@ from bigfleet.operator.pods.requirements import (
 )
 from bigfleet.operator.pods.volumes import NoVolumes, Volumes, volume_requirements
 
-MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 REQUEST_NAME_PREFIX = "cr-"
 
 _NO_DEFAULTS = PenaltyDefaults()
@@ -67,20 +66,19 @@ def standing_of(pod: PodObject) -> PodStanding:
     if not pod.spec.containers:
         # Every pod has a container; one that could not be decoded has nothing but its metadata.
         return PodStanding.UNREADABLE
-    if pod.status.phase in ("Succeeded", "Failed"):
+    if pod.is_finished:
         return PodStanding.TERMINAL
     if why_excluded(pod):
         return PodStanding.EXCLUDED
-    return PodStanding.LEAVING if pod.metadata.deletion_timestamp is not None else PodStanding.REQUESTS
+    return PodStanding.LEAVING if pod.is_terminating else PodStanding.REQUESTS
 
 
 def why_excluded(pod: PodObject) -> str:
     """Say why a pod never has a request as it is now, "" when it may have one."""
-    if MIRROR_ANNOTATION in (pod.metadata.annotations or {}):
+    if pod.is_mirror:
         return "a mirror pod comes with its node"
-    for owner in pod.metadata.owner_references or ():
-        if owner.controller and owner.kind == "DaemonSet":
-            return "a pod of a DaemonSet comes with its node"
+    if pod.is_of_daemon_set:
+        return "a pod of a DaemonSet comes with its node"
     if pod.spec.scheduling_gates:
         # Capacity would be bought for a pod that must not run, perhaps for days; the last gate's end is an update.
         return "a scheduling gate keeps the pod from running"
@@ -102,7 +100,7 @@ def map_pod(pod: PodObject, *, volumes: Volumes = _NO_VOLUMES, defaults: Penalty
     settled, more = settle_hostnames([*own, *attached], is_bound=bool(pod.spec.node_name))
     findings += more
     requirements = requirements_json(settled)
-    resources, more = pod_requests(pod.spec)
+    resources, more = requested_resources(pod.spec)
     findings += more
     for what, count, count_max, reason in (
         ("requirements", len(requirements), REQUIREMENTS_MAX, InexpressibleReason.UNSUPPORTED_AFFINITY),

@@ -13,21 +13,24 @@ from bigfleet.model.shapes import LIMIT_MAX
 from bigfleet.operator.kubernetes.api import Json
 from bigfleet.operator.kubernetes.objects import (
     LabelSelectorObject,
+    LabelSelectorRequirement,
     PodAffinity,
     PodAffinityTerm,
     PodObject,
     PodSpec,
     TopologySpreadConstraint,
 )
-from bigfleet.operator.pods.arithmetic import is_sidecar
+from bigfleet.operator.kubernetes.pod_requests import is_sidecar
+from bigfleet.operator.kubernetes.resources import HOSTNAME
+from bigfleet.operator.kubernetes.scheduling_rules import selects, with_label_keys
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
-from bigfleet.operator.pods.requirements import HOSTNAME
-from bigfleet.operator.pods.selectors import canonical_selector, selector_json, selects, with_label_keys
+from bigfleet.operator.pods.selectors import canonical_selector, selector_json
 
 #: The schema of CapacityRequest allows no more of them.
 SPREADS_MAX: Final = 8
 GROUP_CHARACTERS_MAX: Final = 512
 
+_SELECTOR_OPERATORS = frozenset({"In", "NotIn", "Exists", "DoesNotExist"})
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _DO_NOT_SCHEDULE = "DoNotSchedule"
 
@@ -78,6 +81,10 @@ def _merged(term: PodAffinityTerm, pod: PodObject) -> LabelSelectorObject | None
     return with_label_keys(term.label_selector, _labels(pod), term.match_label_keys, term.mismatch_label_keys)
 
 
+def _expressions(term: PodAffinityTerm) -> list[LabelSelectorRequirement]:
+    return (term.label_selector.match_expressions or []) if term.label_selector is not None else []
+
+
 def _names_own_namespace_alone(term: PodAffinityTerm, namespace: str) -> bool:
     return term.namespace_selector is None and set(term.namespaces or [namespace]) == {namespace}
 
@@ -93,6 +100,8 @@ def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacemen
             fault = f"machines have no {HOSTNAME} to share; capacity is requested without this term"
         elif not _names_own_namespace_alone(term, pod.metadata.namespace):
             fault = "it names pods of other namespaces; capacity is requested without this term"
+        elif not all(each.key and each.operator in _SELECTOR_OPERATORS for each in _expressions(term)):
+            fault = "its selector has an expression that is none; capacity is requested without this term"
         else:
             selector = _merged(term, pod)
             placed.co_location = {"topologyKey": term.topology_key}

@@ -4,34 +4,20 @@ Kubernetes takes alternatives (several terms); a CapacityRequest is one conjunct
 all supported is used and the others are reported (docs/spec/operator.md §11).
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from bigfleet.model import labels
 from bigfleet.operator.kubernetes.api import Json
 from bigfleet.operator.kubernetes.objects import LabelSelectorRequirement, NodeSelectorTerm, PodSpec
+from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES
+from bigfleet.operator.kubernetes.scheduling_rules import node_terms
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 
-HOSTNAME: Final = "kubernetes.io/hostname"
 #: The schema of CapacityRequest allows no more.
 REQUIREMENTS_MAX: Final = 64
 VALUES_MAX: Final = 1000
-
-#: Labels that only nodes have, or that are deprecated, by the label of machines that has the same values.
-ALIASES: Final[Mapping[str, str]] = MappingProxyType(
-    {
-        "topology.ebs.csi.aws.com/zone": labels.ZONE,
-        "topology.gke.io/zone": labels.ZONE,
-        "topology.disk.csi.azure.com/zone": labels.ZONE,
-        "failure-domain.beta.kubernetes.io/zone": labels.ZONE,
-        "failure-domain.beta.kubernetes.io/region": labels.REGION,
-        "beta.kubernetes.io/instance-type": labels.INSTANCE_TYPE,
-        "beta.kubernetes.io/arch": labels.ARCH,
-        "beta.kubernetes.io/os": "kubernetes.io/os",
-    }
-)
 
 _WITH_VALUES = frozenset({"In", "NotIn"})
 _WITHOUT_VALUES = frozenset({"Exists", "DoesNotExist"})
@@ -81,7 +67,7 @@ def _term_fault(term: NodeSelectorTerm) -> str | None:
 
 
 def _requirement(expression: LabelSelectorRequirement) -> NodeRequirement:
-    key = ALIASES.get(expression.key, expression.key)
+    key = LABEL_ALIASES.get(expression.key, expression.key)
     return (key, expression.operator, tuple(sorted(set(expression.values or ()))))
 
 
@@ -91,14 +77,13 @@ def node_requirements(spec: PodSpec) -> tuple[list[NodeRequirement] | None, list
     None when the affinity has no term that can be expressed: no capacity can be requested for the pod.
     """
     found: list[NodeRequirement] = [
-        (ALIASES.get(key, key), "In", (value,)) for key, value in (spec.node_selector or {}).items()
+        (LABEL_ALIASES.get(key, key), "In", (value,)) for key, value in (spec.node_selector or {}).items()
     ]
-    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
-    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-    if required is None:
+    terms = node_terms(spec)
+    if terms is None:
         return found, []
     place = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
-    chosen = choose_term(required.node_selector_terms or ())
+    chosen = choose_term(terms)
     reasons = "; ".join(chosen.others) or "no term matches any node"
     if chosen.requirements is None:
         message = f"{place}: {reasons}; no capacity is requested for this pod"

@@ -42,8 +42,8 @@ NOBODYS_REPORT_CYCLES_MAX = 30
 Check = Callable[[World, WatchedShard], Iterator[str]]
 
 
-async def come_to_rest(world: World) -> bool:
-    """Wait until nothing has happened for a while; False when the time for it is over."""
+async def come_to_rest(world: World, *, rest_seconds: float = REST_SECONDS) -> bool:
+    """Wait until nothing has happened for so long; False when the time for it is over."""
     until_seconds = world.clock.monotonic_seconds() + REST_SECONDS_MAX
     quiet_since_seconds = world.clock.monotonic_seconds()
     seen = (-1, -1)
@@ -58,7 +58,7 @@ async def come_to_rest(world: World) -> bool:
         stirred = (acted, world.observations.moves.changes)
         if stirred != seen or not _is_at_rest(world):
             seen, quiet_since_seconds = stirred, world.clock.monotonic_seconds()
-        elif world.clock.monotonic_seconds() - quiet_since_seconds >= REST_SECONDS:
+        elif world.clock.monotonic_seconds() - quiet_since_seconds >= rest_seconds:
             return True
     return False
 

@@ -5,6 +5,7 @@ is made from the stream of faults. None may touch the state of the code that is 
 """
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
 
 from bigfleet.sim.faults.coordinator import COORDINATOR_FAULTS
@@ -29,10 +30,13 @@ _LASTS_SECONDS_MAX = 120.0
 AT_ONCE_MAX = 4
 
 
-async def chaos(world: World) -> None:
-    """Let faults of the plan come until cancelled; a cancelled fault is undone in `heal`."""
-    rng = world.rng
-    kinds = [name for name in FAULTS if name in world.plan.faults]
+async def chaos(world: World, more: Mapping[str, Fault] | None = None) -> None:
+    """Let faults of the plan come until cancelled; a cancelled fault is undone in `heal`.
+
+    `more` are the faults of a world that has others beside `FAULTS`.
+    """
+    rng, faults = world.rng, FAULTS | dict(more or {})
+    kinds = [name for name in faults if name in world.plan.faults]
     if world.plan.coordinator != LIVE:
         # Without an answer and without a call, the world must take the same course.
         kinds = [name for name in kinds if name not in COORDINATOR_FAULTS]
@@ -46,13 +50,13 @@ async def chaos(world: World) -> None:
         if len(running) >= AT_ONCE_MAX:
             continue
         world.observations.faults[name] += 1
-        task = asyncio.create_task(_one(world, name))
+        task = asyncio.create_task(_one(world, name, faults[name]))
         world.faults_running.append(task)
         running.add(task)
 
 
-async def _one(world: World, name: str) -> None:
-    await FAULTS[name](world)
+async def _one(world: World, name: str, fault: Fault) -> None:
+    await fault(world)
     world.observations.note("fault", name, "over")
 
 

@@ -5,7 +5,7 @@ It has its user, rights and faults, and records its calls.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -46,7 +46,8 @@ class InMemoryApi:
         self.faults = faults or ApiFaults()
         #: The last calls in order, those that failed among them.
         self.calls: deque[ApiCall] = deque(maxlen=_CALLS_MAX)
-        self._watches: list[WatchStream[Any]] = []
+        #: The open watches, each with what ends its subscription.
+        self._watches: dict[WatchStream[Any], Callable[[], None]] = {}
 
     async def list_page(
         self,
@@ -103,15 +104,13 @@ class InMemoryApi:
             server.replay(stream, resource, version_number(resource_version))
         unsubscribe = server.store.subscribe(kind_key(resource), stream.hear)
         timer = asyncio.get_running_loop().create_task(self._keep_time(stream, timeout_seconds))
-        for watches in (server.watches, self._watches):
-            watches.append(stream)
+        server.watches.append(stream)
+        self._watches[stream] = unsubscribe
         try:
             yield stream.events()
         finally:
             timer.cancel()
-            unsubscribe()
-            for watches in (server.watches, self._watches):
-                watches.remove(stream)
+            self._forget(stream)
             # Not awaited itself: the caller's own cancellation may arrive here, and must not be taken for the timer's.
             await asyncio.wait((timer,))
 
@@ -192,11 +191,22 @@ class InMemoryApi:
         for watch in list(self._watches):
             watch.break_connection("no route to host")
 
+    def vanish(self) -> None:
+        """Forget the open watches, as a server does with those of a client that was killed."""
+        for watch in list(self._watches):
+            self._forget(watch)
+
     def reconnect(self) -> None:
         """Let this client reach the server again."""
         self.faults.is_down = False
 
     # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _forget(self, stream: WatchStream[Any]) -> None:
+        unsubscribe = self._watches.pop(stream, None)
+        if unsubscribe is not None:
+            unsubscribe()
+            self.server.watches.remove(stream)
 
     def _is_silent(self) -> bool:
         return self.faults.is_hanging or self.server.faults.is_hanging

@@ -5,13 +5,13 @@ schema: a test that wants objects to be checked gives it `validators`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import msgspec
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.operator.kubernetes.api import ApiError, Json, JsonObject, PatchKind, Resource
+from bigfleet.operator.kubernetes.timestamps import rfc3339
 from bigfleet.sim.kubernetes import kinds
 from bigfleet.sim.kubernetes.eviction import eviction_refusal
 from bigfleet.sim.kubernetes.faults import ApiFaults
@@ -314,8 +314,7 @@ class InMemoryApiServer:
 
     def timestamp(self, after_seconds: float = 0.0) -> str:
         """Return the time now, or so many seconds later, as objects carry it: RFC 3339 in whole seconds."""
-        seconds = self.clock.unix_nanos() // NANOS_PER_SECOND + int(after_seconds)
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return rfc3339(self.clock.unix_nanos() + int(after_seconds) * NANOS_PER_SECOND)
 
     def check_served(self, resource: AnyResource) -> None:
         """Raise ApiError 404 for a kind that is not served."""

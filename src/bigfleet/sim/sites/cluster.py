@@ -6,8 +6,7 @@ must never report wrongly outside of its faults.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,23 +19,18 @@ from bigfleet.model.frames import (
     NeedStatusUpdate,
     NodeStateUpdate,
     NodeStatus,
-    OperatorFrame,
     RollUp,
-    ShardFrame,
 )
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import format_vector
 from bigfleet.operator.drains import DrainRecord
-from bigfleet.operator.ports import EndKind, SessionEnded, SessionStream
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import recount
 from bigfleet.operator.session import SessionSettings
 from bigfleet.provider.records.record import Record
-from bigfleet.rpc.wire.convert_session import operator_frame_to_wire, shard_frame_from_wire
-from bigfleet.rpc.wire.gen import shard_pb2
-from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
+from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Event, Evicted, Observations, Stranded
@@ -44,6 +38,7 @@ from bigfleet.sim.pods.cluster_pods import Displaced, PodCluster
 from bigfleet.sim.pods.evictions import Cause, Eviction, cause_of, is_voluntary
 from bigfleet.sim.pods.scheduler import Template
 from bigfleet.sim.pods.waiting import WaitingPods, with_waiting
+from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard import ShardSite
 
 #: What a roll-up may say instead of the truth.
@@ -51,7 +46,6 @@ FAULTY_RESPONSES: Final = ("rollup-empty", "rollup-truncated", "rollup-stale", "
 SESSION = SessionSettings(rollup_interval_seconds=10.0, rollup_gap_seconds=0.5)
 #: States of a machine whose node is in its cluster.
 _NODE_STATES: Final = (MachineState.CONFIGURED, MachineState.DRAINING)
-_END_KINDS = {"ABORTED": EndKind.REPLACED, "PERMISSION_DENIED": EndKind.DENIED}
 #: Earlier roll-ups that a stale or replayed one repeats.
 _STORED_MAX = 5
 
@@ -176,7 +170,7 @@ class ClusterSite:
         cluster = LyingCluster(
             self,
             cluster=self.name,
-            dialer=_Dialer(self._network, self.shard, process),
+            dialer=SimulatedDialer(self._network, self.shard, process),
             clock=self._clock,
             rng=rng,
             settings=SESSION,
@@ -257,50 +251,3 @@ class ClusterSite:
 
 def _is_node_of(record: Record | None, cluster: str) -> bool:
     return record is not None and record.machine.cluster == cluster and record.state in _NODE_STATES
-
-
-class _Dialer:
-    """Opens a cluster's streams to the shard of the moment."""
-
-    def __init__(self, network: Network, shard: ShardSite, process: Process) -> None:
-        self._network = network
-        self._shard = shard
-        self._process = process
-
-    @asynccontextmanager
-    async def dial(self) -> AsyncIterator[SessionStream]:
-        """Open a stream; entering it raises nothing, its first frame shows whether a server is there."""
-        server = self._shard.process
-        connection = self._network.connect(self._process, server)
-        if server.is_alive:
-            server.spawn(self._shard.serve(connection), name=f"session-{self._process.name}")
-        try:
-            yield _Stream(connection)
-        finally:
-            connection.break_off("the operator closed the stream", ("CANCELLED", "closed"))
-
-
-class _Stream:
-    """The operator's end of a stream, in the bytes of the real wire."""
-
-    def __init__(self, connection: Connection[bytes, bytes]) -> None:
-        self._connection = connection
-
-    async def send(self, frame: OperatorFrame) -> None:
-        """Write one frame. Raises SessionEnded."""
-        try:
-            await self._connection.to_server.send(operator_frame_to_wire(frame).SerializeToString(deterministic=True))
-        except ConnectionLost as lost:
-            raise self._ended() from lost
-
-    async def receive(self) -> ShardFrame | None:
-        """Read one frame. Raises SessionEnded."""
-        try:
-            content: Any = await self._connection.to_client.receive()
-        except ConnectionLost as lost:
-            raise self._ended() from lost
-        return shard_frame_from_wire(shard_pb2.ShardMessage.FromString(content))
-
-    def _ended(self) -> SessionEnded:
-        code, details = self._connection.status
-        return SessionEnded(_END_KINDS.get(code, EndKind.LOST), f"{code}: {details}")

@@ -7,10 +7,10 @@ Every event is checked against the invariants; rest must come within a bounded v
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -31,6 +31,8 @@ from bigfleet.sim.observations import Violation
 from bigfleet.sim.plan_generator import GONE, NONE, KindPlan, WorldPlan
 from bigfleet.sim.pods.scheduler import Template
 from bigfleet.sim.world.world import Sample, World
+
+W = TypeVar("W", bound=World)
 
 #: How often the timeline is sampled.
 SAMPLE_SECONDS = 10.0
@@ -68,20 +70,21 @@ async def _live(world: World) -> None:
         shard.start(world.plan.settings())
     world.fleet.start()
     tasks = [asyncio.create_task(chaos(world)), asyncio.create_task(_change_demand(world))]
-    await _safety_phase(world)
+    await safety_phase(world)
     for task in (*tasks, *world.faults_running):
         task.cancel()
     await asyncio.gather(*tasks, *world.faults_running, return_exceptions=True)
     if world.observations.violations:
         return
-    await _heal(world)
+    await heal(world)
     is_at_rest = await liveness.come_to_rest(world)
     if world.observations.violations:
         return
-    await _last_words(world, is_at_rest)
+    await last_words(world, is_at_rest)
 
 
-async def _safety_phase(world: World) -> None:
+async def safety_phase(world: World) -> None:
+    """Wait until the time for faults is over, or for the first violation."""
     while world.clock.monotonic_seconds() < world.plan.safety_seconds and not world.observations.violations:
         await world.clock.sleep(SAMPLE_SECONDS)
         world.sample()
@@ -99,7 +102,7 @@ async def _change_demand(world: World) -> None:
         site.resize(kind.name, wanted)
 
 
-async def _heal(world: World) -> None:
+async def heal(world: World) -> None:
     """End every fault and start what is dead or was silenced by the plan."""
     world.observations.note("heal", "world")
     world.healed_unix_nanos = world.clock.unix_nanos()
@@ -130,7 +133,8 @@ async def _heal(world: World) -> None:
             shard_site.start(world.plan.settings(is_healed=True))
 
 
-async def _last_words(world: World, is_at_rest: bool) -> None:
+async def last_words(world: World, is_at_rest: bool) -> None:
+    """Look at everything that must hold in the end."""
     observations = world.observations
     if is_at_rest:
         before, recovered = Counter(observations.actions), observations.reached["a failed machine recovered"]
@@ -196,13 +200,20 @@ def run_plan(plan: WorldPlan) -> WorldResult:
 
 
 def _run(plan: WorldPlan) -> WorldResult:
+    return run_world(plan, lambda loop, streams: World(plan, loop, streams), _live)
+
+
+def run_world(
+    plan: WorldPlan, make: Callable[[KernelLoop, Streams], W], live: Callable[[W], Awaitable[None]]
+) -> WorldResult:
+    """Make a world and let it live on a kernel of its own; return what it came to."""
     streams = Streams(plan.seed)
-    worlds: list[World] = []
+    worlds: list[W] = []
 
     async def main(loop: KernelLoop) -> WorldResult:
-        world = World(plan, loop, streams)
+        world = make(loop, streams)
         worlds.append(world)
-        await _live(world)
+        await live(world)
         for fault in loop.faults:
             world.observations.breach("S0", f"a task ended by {type(fault).__name__}: {fault}")
         observations = world.observations

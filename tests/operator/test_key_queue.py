@@ -7,45 +7,51 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.operator.pods.work_queue import PodWorkQueue
+from bigfleet.operator.conditions.verdicts import Urgency
+from bigfleet.operator.work_queue import KeyQueue
 from bigfleet.sim.kernel.virtual_time import LoopClock, VirtualTimeLoop
 
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_key_that_waits_is_not_queued_twice() -> None:
-    queue = PodWorkQueue(LoopClock())
-    for key in ("a", "b", "a"):
-        queue.add(key)
+async def take(queue: KeyQueue[str]) -> str | None:
+    taken = await queue.take()
+    return taken[0] if taken is not None else None
 
-    assert [await queue.next(), await queue.next()] == ["a", "b"]
-    assert len(queue) == 2
+
+async def test_a_key_that_waits_is_not_queued_twice() -> None:
+    queue: KeyQueue[str] = KeyQueue(LoopClock())
+    for key in ("a", "b", "a"):
+        queue.put(key)
+
+    assert [await take(queue), await take(queue)] == ["a", "b"]
+    assert (len(queue), queue.unfinished, queue.backlog) == (0, 2, 2)
 
 
 async def test_a_key_that_changes_while_it_is_worked_on_comes_again_when_the_worker_is_done() -> None:
-    queue = PodWorkQueue(LoopClock())
-    queue.add("a")
-    assert await queue.next() == "a"
-    queue.add("a")
-    queue.add("b")
-    assert await queue.next() == "b"
+    queue: KeyQueue[str] = KeyQueue(LoopClock())
+    queue.put("a")
+    assert await take(queue) == "a"
+    queue.put("a")
+    queue.put("b")
+    assert await take(queue) == "b"
 
     queue.done("a")
-    assert await queue.next() == "a"
+    assert await take(queue) == "a"
 
 
 async def test_a_delayed_key_comes_at_its_earliest_time() -> None:
     clock = LoopClock()
-    queue = PodWorkQueue(clock)
+    queue: KeyQueue[str] = KeyQueue(clock)
     timer = asyncio.create_task(queue.run_timer())
     for delay_seconds in (60.0, 10.0, 30.0):
-        queue.add_later("a", delay_seconds)
+        queue.put_later("a", delay_seconds)
 
-    assert await queue.next() == "a"
+    assert await take(queue) == "a"
     assert 10 <= clock.monotonic_seconds() <= 10.5
     queue.done("a")
     await clock.sleep(100)
-    assert len(queue) == 0
+    assert queue.backlog == 0
     queue.close()
     await timer
 
@@ -53,13 +59,13 @@ async def test_a_delayed_key_comes_at_its_earliest_time() -> None:
 async def test_a_delay_that_the_clock_cannot_count_lets_time_pass_all_the_same() -> None:
     """Late in a process's life a tiny delay added to the time is the time itself."""
     clock = LoopClock()
-    queue = PodWorkQueue(clock)
+    queue: KeyQueue[str] = KeyQueue(clock)
     timer = asyncio.create_task(queue.run_timer())
     await clock.sleep(1_000_000)
     began_seconds = clock.monotonic_seconds()
     for _ in range(100):
-        queue.add_later("a", 1e-12)
-        key = await queue.next()
+        queue.put_later("a", 1e-12)
+        key = await take(queue)
         assert key == "a"
         queue.done(key)
 
@@ -69,26 +75,26 @@ async def test_a_delay_that_the_clock_cannot_count_lets_time_pass_all_the_same()
 
 
 async def test_a_closed_queue_hands_out_nothing() -> None:
-    queue = PodWorkQueue(LoopClock())
-    waiting = asyncio.create_task(queue.next())
+    queue: KeyQueue[str] = KeyQueue(LoopClock())
+    waiting = asyncio.create_task(take(queue))
     await asyncio.sleep(1)
     queue.close()
 
     assert await waiting is None
-    queue.add("a")
-    assert await queue.next() is None
+    queue.put("a")
+    assert await take(queue) is None
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 0.1, 1.0, 3.0])), max_size=20))
 def test_no_addition_is_lost_and_no_key_has_two_workers(additions: list[tuple[str, float]]) -> None:
     async def play() -> None:
         clock = LoopClock()
-        queue = PodWorkQueue(clock)
+        queue: KeyQueue[str] = KeyQueue(clock)
         active: Counter[str] = Counter()
         begun: dict[str, float] = {}
 
         async def work() -> None:
-            while (key := await queue.next()) is not None:
+            while (key := await take(queue)) is not None:
                 active[key] += 1
                 assert active[key] == 1
                 begun[key] = clock.monotonic_seconds()
@@ -100,7 +106,7 @@ def test_no_addition_is_lost_and_no_key_has_two_workers(additions: list[tuple[st
         tasks.append(asyncio.create_task(queue.run_timer()))
         added = {}
         for key, pause_seconds in additions:
-            queue.add(key) if pause_seconds < 1 else queue.add_later(key, 0.4)
+            queue.put(key) if pause_seconds < 1 else queue.put_later(key, 0.4)
             added[key] = clock.monotonic_seconds()
             await clock.sleep(pause_seconds)
         await clock.sleep(30)
@@ -110,3 +116,36 @@ def test_no_addition_is_lost_and_no_key_has_two_workers(additions: list[tuple[st
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(play())
+
+
+async def test_keys_come_most_urgent_first_and_each_once() -> None:
+    queue: KeyQueue[tuple[str, str]] = KeyQueue(LoopClock())
+    a, b, c = ("ns", "a"), ("ns", "b"), ("ns", "c")
+    queue.put(a, Urgency.MESSAGE)
+    queue.put(b, Urgency.CONDITION)
+    queue.put(c, Urgency.CONDITION)
+    queue.put(a, Urgency.MESSAGE)
+    queue.put(c, Urgency.PHASE)
+    queue.put(c, Urgency.MESSAGE)
+
+    assert [await queue.take() for _ in range(3)] == [
+        (c, Urgency.PHASE),
+        (b, Urgency.CONDITION),
+        (a, Urgency.MESSAGE),
+    ]
+
+
+async def test_a_key_that_is_put_while_it_is_handled_comes_again_afterwards() -> None:
+    queue: KeyQueue[tuple[str, str]] = KeyQueue(LoopClock())
+    queue.put(("ns", "a"), Urgency.MESSAGE)
+    await queue.take()
+    queue.put(("ns", "a"), Urgency.MESSAGE)
+    queue.put(("ns", "a"), Urgency.PHASE)
+    assert len(queue) == 0
+    assert queue.unfinished == 1
+
+    queue.done(("ns", "a"))
+
+    assert await queue.take() == (("ns", "a"), Urgency.PHASE)
+    queue.done(("ns", "a"))
+    assert queue.unfinished == 0

@@ -1,0 +1,27 @@
+"""Defines the flags of processes that work on a Kubernetes cluster."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bigfleet.cli.runtime.failures import UsageFault
+
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Kubeconfig; by default $KUBECONFIG, else the cluster that the pod runs in."),
+]
+Qps = Annotated[float, typer.Option(metavar="N", help="Requests per second to the API server; 0 is no limit.")]
+Burst = Annotated[int, typer.Option(min=1, metavar="N", help="Requests that may be sent at once.")]
+LeaseNamespace = Annotated[
+    str, typer.Option(metavar="NAME", help="Namespace of the Lease; by default the namespace of the credentials.")
+]
+LeaseName = Annotated[str, typer.Option(metavar="NAME", help="Name of the Lease that elects the leader.")]
+
+
+def check_kubernetes_flags(qps: float, lease_name: str) -> None:
+    """Look at what no parser looks at. Raises UsageFault naming the flag."""
+    if not 0 <= qps < float("inf"):
+        raise UsageFault(f"--qps: {qps} is no rate; write a number of requests per second, 0 for no limit")
+    if not lease_name:
+        raise UsageFault("--lease-name is empty; write the name of a Lease, such as bigfleet-operator")

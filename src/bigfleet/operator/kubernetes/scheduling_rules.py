@@ -1,0 +1,139 @@
+"""Judges labels and taints by the scheduler's rules: selectors, node affinity, tolerations.
+
+Without resources and without other pods. What cannot be judged from what is read counts as no match.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from bigfleet.operator.kubernetes.objects import (
+    LabelSelectorObject,
+    LabelSelectorRequirement,
+    NodeObject,
+    NodeSelectorTerm,
+    NodeTaint,
+    PodSpec,
+    Toleration,
+)
+
+_NO_LABELS: Final[Mapping[str, str]] = {}
+#: Taints that keep new pods away; PreferNoSchedule does not.
+_KEEPING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
+#: The only field that a node selector may name.
+_NAME_FIELD: Final = "metadata.name"
+
+
+# ---- label selectors ------------------------------------------------------------------------------------------------
+
+
+def selects(selector: LabelSelectorObject | None, labels: Mapping[str, str] | None) -> bool:
+    """Say whether a label selector matches: None matches nothing, an empty one everything."""
+    if selector is None:
+        return False
+    have = labels or _NO_LABELS
+    return all(have.get(key) == value for key, value in (selector.match_labels or _NO_LABELS).items()) and all(
+        _holds(expression, have.get(expression.key)) for expression in selector.match_expressions or ()
+    )
+
+
+def with_label_keys(
+    selector: LabelSelectorObject | None,
+    labels: Mapping[str, str] | None,
+    match_keys: Iterable[str] | None,
+    mismatch_keys: Iterable[str] | None = None,
+) -> LabelSelectorObject | None:
+    """Return the selector with the values that a pod's labels have for `matchLabelKeys` and `mismatchLabelKeys`.
+
+    Keys that the pod lacks are ignored. API servers write the values into the selector of pod affinity, so an
+    expression that is there already is not repeated. No selector stays none.
+    """
+    if selector is None:
+        return None
+    have = labels or _NO_LABELS
+    expressions = list(selector.match_expressions or ())
+    for keys, operator in ((match_keys, "In"), (mismatch_keys, "NotIn")):
+        for key in keys or ():
+            if key in have:
+                merged = LabelSelectorRequirement(key=key, operator=operator, values=[have[key]])
+                if merged not in expressions:
+                    expressions.append(merged)
+    return LabelSelectorObject(match_labels=selector.match_labels, match_expressions=expressions)
+
+
+# ---- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def admits(node: NodeObject, spec: PodSpec) -> bool:
+    """Say whether the node has what the pod's node selector and its required node affinity ask for."""
+    labels = node.metadata.labels or _NO_LABELS
+    if any(labels.get(key) != value for key, value in (spec.node_selector or _NO_LABELS).items()):
+        return False
+    terms = node_terms(spec)
+    return terms is None or any(_matches_term(term, node, labels) for term in terms)
+
+
+def node_terms(spec: PodSpec) -> list[NodeSelectorTerm] | None:
+    """Return the alternatives of the required node affinity, of which a node must match one; None without any rule."""
+    affinity = spec.affinity.node_affinity if spec.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    return None if required is None else required.node_selector_terms or []
+
+
+def repelling_taint(taints: Iterable[NodeTaint] | None, tolerations: Iterable[Toleration] | None) -> NodeTaint | None:
+    """Return the first taint that keeps the pod away, None when all are tolerated."""
+    accepted = tuple(tolerations or ())
+    for taint in taints or ():
+        if taint.effect in _KEEPING_EFFECTS and not any(_tolerates(toleration, taint) for toleration in accepted):
+            return taint
+    return None
+
+
+def _matches_term(term: NodeSelectorTerm, node: NodeObject, labels: Mapping[str, str]) -> bool:
+    if not term.match_expressions and not term.match_fields:
+        # An empty term selects no node.
+        return False
+    return all(_holds_of_node(r, labels.get(r.key)) for r in term.match_expressions or ()) and all(
+        r.key == _NAME_FIELD and _holds_of_node(r, node.metadata.name) for r in term.match_fields or ()
+    )
+
+
+def _tolerates(toleration: Toleration, taint: NodeTaint) -> bool:
+    if toleration.effect and toleration.effect != taint.effect:
+        return False
+    if toleration.key and toleration.key != taint.key:
+        return False
+    if toleration.operator == "Exists":
+        return True
+    # An empty key means every key, but only with Exists.
+    return bool(toleration.key) and toleration.operator in ("", "Equal") and toleration.value == taint.value
+
+
+# ---- expressions ----------------------------------------------------------------------------------------------------
+
+
+def _holds(requirement: LabelSelectorRequirement, value: str | None) -> bool:
+    match requirement.operator:
+        case "In":
+            return value is not None and value in (requirement.values or ())
+        case "NotIn":
+            return value is None or value not in (requirement.values or ())
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case _:
+            return False
+
+
+def _holds_of_node(requirement: LabelSelectorRequirement, value: str | None) -> bool:
+    """Evaluate a requirement of a node selector, which may also compare numbers."""
+    if requirement.operator not in ("Gt", "Lt"):
+        return _holds(requirement, value)
+    bounds = requirement.values or ()
+    if value is None or len(bounds) != 1:
+        return False
+    try:
+        have, bound = int(value), int(bounds[0])
+    except ValueError:
+        return False
+    return have > bound if requirement.operator == "Gt" else have < bound

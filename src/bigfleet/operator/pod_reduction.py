@@ -1,0 +1,91 @@
+"""Reduces pods to what the operator reads of them, so that a cluster of many pods fits into little memory.
+
+Replicas are alike: equal labels and equal parts of specs are one object. What is dropped is as if the pod had never
+said it, so a part that reads more of pods must have its field named here.
+"""
+
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from bigfleet.operator.kubernetes.objects import (
+    MIRROR_ANNOTATION,
+    Container,
+    ObjectMeta,
+    OwnerReference,
+    PodObject,
+    PodSpec,
+    PodStatus,
+)
+
+#: Distinct specs and labels that are remembered; the next ones start a new memory.
+_REMEMBERED_MAX: Final = 16_384
+#: The only condition that is read: why a pod is unschedulable.
+_SCHEDULED: Final = "PodScheduled"
+_MIRROR: Final = {MIRROR_ANNOTATION: ""}
+_OF_DAEMON_SET: Final = [OwnerReference(kind="DaemonSet", controller=True)]
+
+T = TypeVar("T")
+
+
+class PodReduction:
+    """Called with a pod, returns the pod that is stored in its place."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        #: By type and encoding.
+        self._known: dict[tuple[type, bytes], Any] = {}
+
+    def __call__(self, pod: PodObject) -> PodObject:
+        """Return the pod with what is read alone; the given one is not changed."""
+        metadata = pod.metadata
+        spec = self._same(_reduced_spec(pod.spec))
+        return PodObject(
+            metadata=ObjectMeta(
+                name=metadata.name,
+                namespace=self._same(metadata.namespace),
+                uid=metadata.uid,
+                resource_version=metadata.resource_version,
+                deletion_timestamp=metadata.deletion_timestamp,
+                labels=self._same(metadata.labels) if metadata.labels else None,
+                annotations=_MIRROR if pod.is_mirror else None,
+                owner_references=_OF_DAEMON_SET if pod.is_of_daemon_set else None,
+            ),
+            spec=msgspec.structs.replace(spec, node_name=self._same(pod.spec.node_name)),
+            status=self._same(_reduced_status(pod.status)),
+        )
+
+    def _same(self, value: T) -> T:
+        """Return the first of all values that are equal to this one."""
+        key = (type(value), self._encoder.encode(value))
+        known: T | None = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _REMEMBERED_MAX:
+                self._known.clear()
+            self._known[key] = known = value
+        return known
+
+
+def _reduced_spec(spec: PodSpec) -> PodSpec:
+    """Return what is read of a spec, without the name of the node."""
+    return PodSpec(
+        node_selector=spec.node_selector,
+        affinity=spec.affinity,
+        tolerations=spec.tolerations,
+        topology_spread_constraints=spec.topology_spread_constraints,
+        containers=[_reduced_container(each) for each in spec.containers],
+        init_containers=[_reduced_container(each) for each in spec.init_containers or ()] or None,
+        resources=spec.resources,
+        overhead=spec.overhead,
+        resource_claims=spec.resource_claims,
+        termination_grace_period_seconds=spec.termination_grace_period_seconds,
+    )
+
+
+def _reduced_container(container: Container) -> Container:
+    return Container(resources=container.resources, restart_policy=container.restart_policy)
+
+
+def _reduced_status(status: PodStatus) -> PodStatus:
+    conditions = [each for each in status.conditions or () if each.type == _SCHEDULED and each.status != "True"]
+    return PodStatus(phase=status.phase, conditions=conditions or None)

@@ -1,0 +1,162 @@
+"""What a drain does to pods that a disruption budget protects, and to pods that fit nowhere else.
+
+Judged by the API server's audit log of evictions and by a watch of pods, never by what our programs count.
+"""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from bigfleet.operator.kubernetes.api import JsonObject
+from bigfleet.operator.kubernetes.resources import NODES, UPCOMING_NODES
+from tests.kubernetes.cluster import ClusterUnderTest, eventually
+from tests.kubernetes.fleet import SHARD, ZONES, FleetUnderTest, operator_of, pool
+from tests.kubernetes.kinds import (
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    PRIORITY_CLASSES,
+    deployment,
+    disruption_budget,
+    pod_template,
+    priority_class,
+)
+from tests.kubernetes.ready_pods import watched_pods
+
+pytestmark = pytest.mark.kubernetes
+
+VICTIM, WINNER = "one", "two"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+#: There is one of these, and it is paid for anyway: pods that may run anywhere get it first.
+CONTESTED = "mem.8x64"
+#: Far below and far above a gap of 900,000: a notice of 10 min, and one of 10 s.
+CALM, URGENT = ("calm", 1_000), ("urgent", 1_000_000)
+ACCEPTED, TOO_MANY_REQUESTS = 201, 429
+
+
+@pytest.fixture
+async def fleet(
+    cluster: ClusterUnderTest, second_cluster: ClusterUnderTest, tmp_path: Path
+) -> AsyncIterator[FleetUnderTest]:
+    """Two clusters; the first has the contested machine as soon as it has pods."""
+    pools = [
+        pool(CONTESTED, ZONES[0], 1, capacity_type="reserved"),
+        *(pool("std.4x16", zone, 4) for zone in ZONES),
+    ]
+    clusters = {VICTIM: cluster, WINNER: second_cluster}
+    async with FleetUnderTest(tmp_path / "fleet", clusters, pools=pools) as opened:
+        for name, value in (CALM, URGENT):
+            await second_cluster.api.apply(
+                PRIORITY_CLASSES, name, priority_class(name, value), field_manager="bigfleet-tests"
+            )
+        yield opened
+
+
+async def guarded(fleet: FleetUnderTest, *, pods: int, min_available: int) -> str:
+    """Return the namespace of guarded pods, all of them on the contested machine."""
+    cluster = fleet.clusters[VICTIM]
+    namespace = await cluster.make_namespace()
+    budget = disruption_budget("guarded", "guarded", min_available=min_available)
+    await cluster.api.create(DISRUPTION_BUDGETS, budget, namespace=namespace)
+    template = pod_template(requests={"cpu": "1", "memory": "4Gi"})
+    await cluster.api.create(DEPLOYMENTS, deployment("guarded", pods, template), namespace=namespace)
+    running = await fleet.running(VICTIM, namespace, pods)
+    (machine,) = await fleet.machines_of(VICTIM)
+    assert machine.instance_type == CONTESTED
+    assert {pod.spec.node_name for pod in running} == {machine.node_name}
+    return namespace
+
+
+async def contest(fleet: FleetUnderTest, priority: str) -> str:
+    """Let a pod of the other cluster want the contested machine; return its namespace."""
+    cluster = fleet.clusters[WINNER]
+    namespace = await cluster.make_namespace()
+    template = pod_template(
+        requests={"cpu": "4", "memory": "8Gi"}, nodeSelector={INSTANCE_TYPE: CONTESTED}, priorityClassName=priority
+    )
+    await cluster.api.create(DEPLOYMENTS, deployment("wanted", 1, template), namespace=namespace)
+    return namespace
+
+
+def evictions(cluster: ClusterUnderTest, namespace: str, code: int) -> list[str]:
+    """Return the pods of a namespace whose eviction was answered so, in that order."""
+    asked = [each for each in cluster.audited(is_eviction=True) if each.object_ref.namespace == namespace]
+    return [each.object_ref.name for each in asked if each.response_status.code == code]
+
+
+def outcomes(fleet: FleetUnderTest, cluster: str) -> list[str]:
+    """Return how the drains of a cluster ended, as its operator said it."""
+    return [line["outcome"] for line in fleet.program(operator_of(cluster)).events("drain.ended")]
+
+
+async def test_a_budget_that_allows_one_at_a_time_is_never_exceeded_by_a_preemption(fleet: FleetUnderTest) -> None:
+    cluster = fleet.clusters[VICTIM]
+    namespace = await guarded(fleet, pods=5, min_available=4)
+    async with watched_pods(cluster, namespace, "guarded", 5) as healthy:
+        wanted = await contest(fleet, CALM[0])
+        await fleet.running(WINNER, wanted, 1)
+        await fleet.running(VICTIM, namespace, 5)
+
+    assert healthy.lowest == 4
+    assert len(set(evictions(cluster, namespace, ACCEPTED))) == 5
+    assert outcomes(fleet, VICTIM) == ["DRAINED"]
+    assert fleet.complaints() == []
+
+
+async def test_a_budget_of_none_lets_the_grace_expire_and_nothing_is_evicted(fleet: FleetUnderTest) -> None:
+    cluster = fleet.clusters[VICTIM]
+    namespace = await guarded(fleet, pods=3, min_available=3)
+    wanted = await contest(fleet, URGENT[0])
+
+    async def expired() -> bool:
+        return outcomes(fleet, VICTIM) == ["GRACE_EXPIRED"]
+
+    await eventually(expired, "the drain has no result")
+
+    assert evictions(cluster, namespace, ACCEPTED) == []
+    assert set(evictions(cluster, namespace, TOO_MANY_REQUESTS))
+    # The shard goes on with the provider: the machine serves the other cluster, and the pods get another one.
+    await fleet.running(WINNER, wanted, 1)
+    await fleet.running(VICTIM, namespace, 3)
+    assert evictions(cluster, namespace, ACCEPTED) == []
+
+
+async def test_a_node_whose_pods_fit_nowhere_else_is_not_reclaimed(cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    """Two pods exclude each other, by a rule that no CapacityRequest can say, and a third one that needed room goes."""
+    pools = [pool("std.4x16", ZONES[0], 4)]
+    async with FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=pools) as fleet:
+        namespace = await cluster.make_namespace()
+        apart: JsonObject = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_other("left")]}}
+        requests = {"cpu": "1", "memory": "1Gi"}
+        templates = {
+            "left": pod_template(requests=requests),
+            "right": pod_template(requests=requests, affinity=apart),
+            "filler": pod_template(requests={"cpu": "2500m", "memory": "1Gi"}),
+        }
+        for name, template in templates.items():
+            await cluster.api.create(DEPLOYMENTS, deployment(name, 1, template), namespace=namespace)
+        before = await fleet.running("one", namespace, 3)
+        await cluster.api.patch(DEPLOYMENTS, "filler", {"spec": {"replicas": 0}}, namespace=namespace)
+        after = await fleet.running("one", namespace, 2)
+
+        async def answered() -> bool:
+            ended = fleet.program(SHARD).events("action.finished")
+            return any(line["outcome"] == "would_not_fit" for line in ended)
+
+        await eventually(answered, "no reclaim was answered with WOULD_NOT_FIT")
+
+        async def conditions() -> list[str]:
+            page = await cluster.api.list_page(UPCOMING_NODES)
+            found = [each for stored in page.items for each in stored.status.conditions or ()]
+            return [each.reason for each in found if each.type == "Drained"]
+
+        assert await eventually(conditions, "no UpcomingNode shows it") == ["WouldNotFit"]
+        nodes = {each.metadata.name: each for each in (await cluster.api.list_page(NODES)).items}
+        assert len(nodes) == 2
+        assert not any(node.spec.unschedulable for node in nodes.values())
+        assert {pod.metadata.uid for pod in after} <= {pod.metadata.uid for pod in before}
+        assert evictions(cluster, namespace, ACCEPTED) == []
+
+
+def _other(app: str) -> JsonObject:
+    return {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": app}}}

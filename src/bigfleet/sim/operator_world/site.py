@@ -23,7 +23,7 @@ from bigfleet.sim.kubernetes.store import StoredChange
 from bigfleet.sim.observations import Event, Observations, Stranded
 from bigfleet.sim.operator_world.components import ClusterComponents
 from bigfleet.sim.operator_world.plan import OperatorPlan
-from bigfleet.sim.operator_world.replicas import OperatorReplica, PodControllerReplica, ControllerReplica
+from bigfleet.sim.operator_world.replicas import ControllerReplica, OperatorReplica, PodControllerReplica
 from bigfleet.sim.operator_world.watched_api import WatchedApiServer
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard import ShardSite

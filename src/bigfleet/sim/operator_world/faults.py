@@ -11,7 +11,7 @@ from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.resources import UPCOMING_NODES
 from bigfleet.sim.faults.parts import Fault, cut, for_a_while
 from bigfleet.sim.kubernetes.faults import ApiCall
-from bigfleet.sim.operator_world.replicas import ProgramReplica
+from bigfleet.sim.operator_world.replicas import ControllerReplica
 from bigfleet.sim.operator_world.site import KubernetesSite
 from bigfleet.sim.operator_world.world import OperatorWorld
 from bigfleet.sim.world.world import World
@@ -101,14 +101,14 @@ async def answers_lost(world: World) -> None:
     site.server.faults.lose_answer = lambda _call: False
 
 
-def _replica(world: World, replicas: Iterable[ProgramReplica]) -> ProgramReplica:
+def _replica(world: World, replicas: Iterable[ControllerReplica]) -> ControllerReplica:
     """Return a process, rather the one that leads."""
     among = list(replicas)
     leaders = [each for each in among if each.is_leader]
     return world.rng.choice(leaders if leaders and world.rng.random() < 0.8 else among)
 
 
-Choice = Callable[[KubernetesSite], list[ProgramReplica]]
+Choice = Callable[[KubernetesSite], list[ControllerReplica]]
 
 
 async def process_killed(world: World, name: str, of: Choice) -> None:
@@ -187,11 +187,11 @@ async def person_meddles(world: World) -> None:
         site.server.remove(UPCOMING_NODES, rng.choice(shown).metadata.name)
 
 
-def _operators(site: KubernetesSite) -> list[ProgramReplica]:
+def _operators(site: KubernetesSite) -> list[ControllerReplica]:
     return [*site.operators]
 
 
-def _pod_controllers(site: KubernetesSite) -> list[ProgramReplica]:
+def _pod_controllers(site: KubernetesSite) -> list[ControllerReplica]:
     return [*site.pod_controllers]
 
 

@@ -94,7 +94,7 @@ def nodes_in_service_are_open(world: OperatorWorld, site: KubernetesSite) -> Ite
 
 
 def drains_go_on(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
-    """A drain goes on, whoever began it: undisturbed, pods that may leave do, and then the shard is answered."""
+    """A drain goes on, also after a restart: undisturbed, pods that may leave do, and then the shard is answered."""
     now_seconds, since_seconds = world.clock.monotonic_seconds(), site.waiting_since_seconds
     waiting = dict(_waiting_for_operator(world, site))
     site.waiting_since_seconds = {key: since_seconds.get(key, now_seconds) for key in sorted(waiting)}

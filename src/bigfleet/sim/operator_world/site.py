@@ -23,7 +23,7 @@ from bigfleet.sim.kubernetes.store import StoredChange
 from bigfleet.sim.observations import Event, Observations, Stranded
 from bigfleet.sim.operator_world.components import ClusterComponents
 from bigfleet.sim.operator_world.plan import OperatorPlan
-from bigfleet.sim.operator_world.replicas import OperatorReplica, PodControllerReplica, ProgramReplica
+from bigfleet.sim.operator_world.replicas import ControllerReplica, OperatorReplica, PodControllerReplica
 from bigfleet.sim.operator_world.watched_api import WatchedApiServer
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard import ShardSite
@@ -97,7 +97,7 @@ class KubernetesSite:
             )
             rng, ids = make_rng(f"pod controller {self.name} {place}"), make_ids(f"pods-{self.name}-{place}")
             self.pod_controllers.append(PodControllerReplica(number=place, rng=rng, ids=ids, **given))
-        groups: tuple[list[ProgramReplica], ...] = ([*self.operators], [*self.pod_controllers])
+        groups: tuple[list[ControllerReplica], ...] = ([*self.operators], [*self.pod_controllers])
         for group in groups:
             for replica in group:
                 replica.others = [each for each in group if each is not replica]
@@ -107,7 +107,7 @@ class KubernetesSite:
             store.subscribe(kind_key(resource), partial(on_change, self, resource.plural))
 
     @property
-    def replicas(self) -> list[ProgramReplica]:
+    def replicas(self) -> list[ControllerReplica]:
         """All processes of BigFleet in the cluster."""
         return [*self.operators, *self.pod_controllers]
 

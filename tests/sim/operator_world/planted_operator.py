@@ -22,7 +22,6 @@ from bigfleet.operator.nodes.drain_executor import DrainExecutor
 from bigfleet.operator.nodes.evictions import EvictionAnswer, EvictionOutcome, PodEvictor
 from bigfleet.operator.nodes.matching import NodeMatcher, NodeSearch
 from bigfleet.operator.nodes.upcoming_nodes import UpcomingNodes
-from bigfleet.operator.pods.controller import PodController
 from bigfleet.sim.operator_world.plan import OperatorPlan, WorkloadPlan
 from bigfleet.sim.plan_generator import PoolPlan, WorldPlan
 
@@ -173,13 +172,9 @@ def _another_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeMatcher, "search", first)
 
 
-@defect("a process goes on when its Lease is lost", "K4", "operator-cut-off", replicas=2)
-def _leads_for_ever(patch: pytest.MonkeyPatch) -> None:
-    async def never(self: LeaderElector) -> str:
-        while True:
-            await self._clock.sleep(3600.0)
-
-    patch.setattr(LeaderElector, "_renew", never)
+@defect("a candidate takes a Lease that another one holds", "K4", replicas=2)
+def _lease_not_honoured(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderElector, "_is_honoured", lambda self: False)
 
 
 @defect("the request of a pod that is on a node is deleted", "K5")
@@ -191,33 +186,6 @@ def _request_of_a_bound_pod(patch: pytest.MonkeyPatch) -> None:
         return PodStanding.TERMINAL if pod.spec.node_name else standing_of(pod)
 
     patch.setattr(controller, "standing_of", bound_is_served)
-
-
-@defect("a request that a person deleted does not come back", "K6", "person-meddles")
-def _not_made_again(patch: pytest.MonkeyPatch) -> None:
-    changed = PodController._changed
-
-    def only_new(self: PodController, uid: str) -> None:
-        seen = self.__dict__.setdefault("_seen_uids", set())
-        if uid not in seen or self.index.pod(uid) is None:
-            changed(self, uid)
-        if self.index.requests_of(uid):
-            seen.add(uid)
-
-    patch.setattr(PodController, "_changed", only_new)
-    patch.setattr("bigfleet.operator.pods.controller.RESYNC_SECONDS", 1e9)
-
-
-@defect("changes of the demand after the first roll-up are lost", "K8")
-def _demand_frozen(patch: pytest.MonkeyPatch) -> None:
-    roll_up = DemandView.roll_up
-
-    def first(self: DemandView) -> Any:
-        if "_first" not in self.__dict__:
-            self.__dict__["_first"] = roll_up(self)
-        return self.__dict__["_first"]
-
-    patch.setattr(DemandView, "roll_up", first)
 
 
 @defect("a withdrawal leaves the node cordoned", "K10", "shard-crash", found_by=2, machines=16, clusters=(_SLOW,))

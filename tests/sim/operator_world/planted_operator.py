@@ -22,6 +22,7 @@ from bigfleet.operator.nodes.drain_executor import DrainExecutor
 from bigfleet.operator.nodes.evictions import EvictionAnswer, EvictionOutcome, PodEvictor
 from bigfleet.operator.nodes.matching import NodeMatcher, NodeSearch
 from bigfleet.operator.nodes.upcoming_nodes import UpcomingNodes
+from bigfleet.operator.pods.controller import PodController
 from bigfleet.sim.operator_world.plan import OperatorPlan, WorkloadPlan
 from bigfleet.sim.plan_generator import PoolPlan, WorldPlan
 
@@ -186,6 +187,33 @@ def _request_of_a_bound_pod(patch: pytest.MonkeyPatch) -> None:
         return PodStanding.TERMINAL if pod.spec.node_name else standing_of(pod)
 
     patch.setattr(controller, "standing_of", bound_is_served)
+
+
+@defect("a request that a person deleted does not come back", "K6", "person-meddles")
+def _not_made_again(patch: pytest.MonkeyPatch) -> None:
+    changed = PodController._changed
+
+    def only_new(self: PodController, uid: str) -> None:
+        seen = self.__dict__.setdefault("_seen_uids", set())
+        if uid not in seen or self.index.pod(uid) is None:
+            changed(self, uid)
+        if self.index.requests_of(uid):
+            seen.add(uid)
+
+    patch.setattr(PodController, "_changed", only_new)
+    patch.setattr("bigfleet.operator.pods.controller.RESYNC_SECONDS", 1e9)
+
+
+@defect("changes of the demand after the first roll-up are lost", "K8")
+def _demand_frozen(patch: pytest.MonkeyPatch) -> None:
+    roll_up = DemandView.roll_up
+
+    def first(self: DemandView) -> Any:
+        if "_first" not in self.__dict__:
+            self.__dict__["_first"] = roll_up(self)
+        return self.__dict__["_first"]
+
+    patch.setattr(DemandView, "roll_up", first)
 
 
 @defect("a withdrawal leaves the node cordoned", "K10", "shard-crash", found_by=2, machines=16, clusters=(_SLOW,))

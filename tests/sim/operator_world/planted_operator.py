@@ -173,13 +173,9 @@ def _another_node(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeMatcher, "search", first)
 
 
-@defect("a process goes on when its Lease is lost", "K4", "operator-cut-off", replicas=2)
-def _leads_for_ever(patch: pytest.MonkeyPatch) -> None:
-    async def never(self: LeaderElector) -> str:
-        while True:
-            await self._clock.sleep(3600.0)
-
-    patch.setattr(LeaderElector, "_renew", never)
+@defect("a candidate takes a Lease that another one holds", "K4", replicas=2)
+def _lease_not_honoured(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaderElector, "_is_honoured", lambda self: False)
 
 
 @defect("the request of a pod that is on a node is deleted", "K5")

@@ -120,12 +120,14 @@ async def upheaval(fleet: FleetUnderTest, rounds: Sequence[Sequence[str]]) -> in
     return healthy.lowest
 
 
+@pytest.mark.slow
 async def test_each_program_may_be_killed_during_a_bootstrap_and_during_a_drain(fleet: FleetUnderTest) -> None:
     lowest = await upheaval(fleet, [[name] for name in ONE_AT_A_TIME])
 
     assert lowest >= GUARDED - 1
 
 
+@pytest.mark.slow
 async def test_all_programs_may_be_killed_at_once_during_a_bootstrap_and_during_a_drain(fleet: FleetUnderTest) -> None:
     lowest = await upheaval(fleet, [ONE_AT_A_TIME])
 

@@ -18,10 +18,10 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes controlplane kubernetes-demo soak lint types format bench proto docs lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane kubernetes-demo soak lint types format bench proto docs lock setup clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The lock files pin every version with its hashes: what BigFleet needs to run, and that with all that develops it. uv
 # reads them when it is there, pip otherwise. What is not for development takes half the room and half the time.
@@ -79,7 +79,12 @@ controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless
 test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
-	  $(BIN)/python -m pytest -n 0 -m kubernetes $(ARGS)
+	  $(BIN)/python -m pytest -n 0 -m "kubernetes and not slow" $(ARGS)
+
+test-kubernetes-slow: export BIGFLEET_REQUIRE_KUBERNETES = 1
+test-kubernetes-slow: $(STAMP) ## run the closed loops and the kills on real Kubernetes control planes, 20 minutes and more
+	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane)" \
+	  $(BIN)/python -m pytest -n 0 -m "kubernetes and slow" $(ARGS)
 
 kubernetes-demo: $(STAMP) ## run real control planes with operators on simulated machines: make kubernetes-demo ARGS="--for 2m"
 	@program="$$($(BIN)/python -m tools.build_controlplane)" && \

@@ -64,57 +64,8 @@ def machine_id(index: int) -> str:
 def pod(index: int, nodes: int) -> Object:
     """Return a pod that runs on one of so many nodes; with 0 one that the scheduler found no place for."""
     workload, size = index % WORKLOADS, index // WORKLOADS % SIZES
-    running: Object = {
-        "phase": "Running",
-        "conditions": [
-            {"type": kind, "status": "True", "lastTransitionTime": _MOMENT}
-            for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
-        ],
-        "podIP": f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}",
-        "startTime": _MOMENT,
-        "containerStatuses": [
-            {
-                "name": "main",
-                "image": "registry.example/team/service:1.2.3",
-                "imageID": f"registry.example/team/service@sha256:{index:064x}",
-                "containerID": f"containerd://{index:064x}",
-                "ready": True,
-                "restartCount": 0,
-                "started": True,
-                "state": {"running": {"startedAt": _MOMENT}},
-            }
-        ],
-        "qosClass": "Burstable",
-    }
-    waiting: Object = {
-        "phase": "Pending",
-        "conditions": [
-            {
-                "type": "PodScheduled",
-                "status": "False",
-                "reason": "Unschedulable",
-                "message": "0/1000 nodes are available: 1000 Insufficient cpu.",
-                "lastTransitionTime": _MOMENT,
-            }
-        ],
-    }
     spec: Object = {
-        "containers": [
-            {
-                "name": "main",
-                "image": "registry.example/team/service:1.2.3",
-                "args": ["serve", "--listen=:8080", f"--shard={index}"],
-                "env": [{"name": f"SETTING_{place}", "value": f"value-{place}"} for place in range(12)],
-                "ports": [{"containerPort": 8080, "name": "http", "protocol": "TCP"}],
-                "resources": {
-                    "requests": {"cpu": f"{100 + 50 * size}m", "memory": f"{256 + 64 * size}Mi"},
-                    "limits": {"memory": f"{512 + 64 * size}Mi"},
-                },
-                "livenessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 10},
-                "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 10},
-                "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
-            }
-        ],
+        "containers": [_container(index, size)],
         "nodeSelector": {"pool": f"pool-{workload}"},
         "priority": 1_000 * (workload % 7),
         "schedulerName": "default-scheduler",
@@ -146,7 +97,67 @@ def pod(index: int, nodes: int) -> Object:
             "managedFields": _managed_fields("kubelet", 8),
         },
         "spec": spec,
-        "status": running if nodes else waiting,
+        "status": _running(index) if nodes else _waiting(),
+    }
+
+
+def _container(index: int, size: int) -> Object:
+    """Return the container of a pod."""
+    return {
+        "name": "main",
+        "image": "registry.example/team/service:1.2.3",
+        "args": ["serve", "--listen=:8080", f"--shard={index}"],
+        "env": [{"name": f"SETTING_{place}", "value": f"value-{place}"} for place in range(12)],
+        "ports": [{"containerPort": 8080, "name": "http", "protocol": "TCP"}],
+        "resources": {
+            "requests": {"cpu": f"{100 + 50 * size}m", "memory": f"{256 + 64 * size}Mi"},
+            "limits": {"memory": f"{512 + 64 * size}Mi"},
+        },
+        "livenessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 10},
+        "readinessProbe": {"httpGet": {"path": "/readyz", "port": "http"}, "periodSeconds": 10},
+        "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
+    }
+
+
+def _running(index: int) -> Object:
+    """Return the status of a pod that serves."""
+    return {
+        "phase": "Running",
+        "conditions": [
+            {"type": kind, "status": "True", "lastTransitionTime": _MOMENT}
+            for kind in ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
+        ],
+        "podIP": f"10.{index >> 16 & 255}.{index >> 8 & 255}.{index & 255}",
+        "startTime": _MOMENT,
+        "containerStatuses": [
+            {
+                "name": "main",
+                "image": "registry.example/team/service:1.2.3",
+                "imageID": f"registry.example/team/service@sha256:{index:064x}",
+                "containerID": f"containerd://{index:064x}",
+                "ready": True,
+                "restartCount": 0,
+                "started": True,
+                "state": {"running": {"startedAt": _MOMENT}},
+            }
+        ],
+        "qosClass": "Burstable",
+    }
+
+
+def _waiting() -> Object:
+    """Return the status of a pod that the scheduler found no place for."""
+    return {
+        "phase": "Pending",
+        "conditions": [
+            {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "Unschedulable",
+                "message": "0/1000 nodes are available: 1000 Insufficient cpu.",
+                "lastTransitionTime": _MOMENT,
+            }
+        ],
     }
 
 

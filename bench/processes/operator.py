@@ -39,7 +39,8 @@ from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.operator.session import SessionSettings
 from bigfleet.operator.views import OperatorViews
 
-assert command.serve_operator
+#: The modules of the real process are loaded, for its memory and start.
+_SERVE: Final = command.serve_operator
 CLUSTER: Final = ClusterId("bench")
 #: Requests a second to the API server; the default would make a backlog of thousands take minutes.
 QPS: Final = 500.0

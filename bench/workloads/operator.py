@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import urlopen
 
 import msgspec
 
@@ -32,6 +33,7 @@ SETTLE_SECONDS = 6.0
 ROLL_UPS = 100
 PODS_PER_SECOND = 50.0
 _NODES_PER_REQUEST = 50
+_PREFIX = "bigfleet_unschedulable_pod_controller"
 _WRITES = "PATCH capacityrequests/status"
 
 
@@ -174,7 +176,7 @@ def measure_pod_controller(requests: int, pods: int) -> Measured:
         try:
             wait_until_ready(metrics_port, folder / "log")
             # Every pod is looked at once; the requests of a cluster at rest are as they should be.
-            _wait_for_rest(process.pid)
+            _wait_for_rest(metrics_port)
             started, before = cpu_seconds(process.pid), server.ask("count")
             memory = _resident_mib(process.pid)
             waits = server.ask(f"pods {pods} {PODS_PER_SECOND}")
@@ -212,14 +214,16 @@ def _kubeconfig(port: int) -> str:
     ).decode()
 
 
-def _wait_for_rest(pid: int) -> None:
-    """Return when a process takes less than a tenth of a core."""
+def _wait_for_rest(metrics_port: int) -> None:
+    """Return when the controller leads and no pod waits to be looked at. Raises AssertionError when it takes long."""
     deadline = time.monotonic() + WRITES_SECONDS_MAX
     while time.monotonic() < deadline:
-        before = cpu_seconds(pid)
-        time.sleep(3)
-        if cpu_seconds(pid) - before < 0.3:
+        with urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=10.0) as answer:
+            lines = answer.read().decode().splitlines()
+        if f"{_PREFIX}_leader 1.0" in lines and f"{_PREFIX}_backlog 0.0" in lines:
             return
+        time.sleep(0.5)
+    raise AssertionError("the pod controller does not come to rest")
 
 
 def _resident_mib(pid: int) -> float:

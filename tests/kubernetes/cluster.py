@@ -63,7 +63,13 @@ async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T
 
     async def holds() -> bool:
         nonlocal last
-        last = await read()
+        try:
+            last = await read()
+        except ApiError as error:
+            # An API server that was restarted says so for a while.
+            if error.is_transient:
+                return False
+            raise
         return bool(last)
 
     try:
@@ -80,7 +86,12 @@ async def until_nothing(read: Callable[[], Awaitable[Sized]], failure: str) -> N
 
     async def is_nothing() -> bool:
         nonlocal last
-        last = await read()
+        try:
+            last = await read()
+        except ApiError as error:
+            if not error.is_transient:
+                raise
+            last = str(error)
         return not last
 
     try:

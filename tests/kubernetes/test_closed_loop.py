@@ -224,6 +224,7 @@ async def run_course(fleet: FleetUnderTest, size: Size) -> Course:
     return course
 
 
+@pytest.mark.slow
 async def test_two_clusters_share_a_fleet_through_everything_that_happens_to_it(
     cluster: ClusterUnderTest, second_cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:

@@ -117,7 +117,7 @@ async def test_server_side_apply_takes_amounts_that_are_empty(
     body: dict[str, Any] = {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": name}, "spec": spec}
     try:
         stored = await cluster.api.apply(resource, name, body, field_manager="bigfleet-tests")
-        assert stored["spec"]["resources"] == {}
+        assert stored.spec.resources == {}
     finally:
         await cluster.api.delete(resource, name)
 

@@ -120,12 +120,14 @@ async def upheaval(fleet: FleetUnderTest, rounds: Sequence[Sequence[str]]) -> in
     return healthy.lowest
 
 
+@pytest.mark.slow
 async def test_each_program_may_be_killed_during_a_bootstrap_and_during_a_drain(fleet: FleetUnderTest) -> None:
     lowest = await upheaval(fleet, [[name] for name in ONE_AT_A_TIME])
 
     assert lowest >= GUARDED - 1
 
 
+@pytest.mark.slow
 async def test_all_programs_may_be_killed_at_once_during_a_bootstrap_and_during_a_drain(fleet: FleetUnderTest) -> None:
     lowest = await upheaval(fleet, [ONE_AT_A_TIME])
 
@@ -169,7 +171,7 @@ async def test_of_two_operators_with_one_cluster_id_one_holds_the_session_and_th
     await cluster.api.create(DEPLOYMENTS, deployment("web", 4, pod_template()), namespace=namespace)
     await fleet.running(NAME, namespace, 4)
 
-    assert all("another" in reason for reason in replaced())
+    assert all("replaced by a newer session of this cluster" in reason for reason in replaced())
 
 
 async def test_an_operator_that_lacks_a_right_names_it_and_does_not_start(fleet: FleetUnderTest) -> None:

@@ -212,3 +212,21 @@ def test_many_seeds_are_added_up_and_equal_on_several_cores() -> None:
     assert alone.exit_code == together.exit_code == 0, alone.output + together.output
     assert alone.output == together.output
     assert alone.output.startswith("2 seeds, ")
+
+
+def test_the_operator_world_runs_from_the_command_and_refuses_a_trace(tmp_path: Path) -> None:
+    ran = RUNNER.invoke(app, ["run", "operator", "--seeds", "4..4", "--steps", "1"])
+    assert ran.exit_code == 0, ran.output
+    assert "every invariant held" in ran.output
+    assert ran.output.splitlines()[-1].startswith("trace hash: ")
+
+    refused = RUNNER.invoke(app, ["run", "operator", "--trace", str(tmp_path / "t.gz")])
+    assert isinstance(refused.exception, UsageFault)
+    assert "--trace and --timeline are for faults, not for operator" in str(refused.exception)
+
+
+def test_the_list_names_the_operator_world_and_its_invariants() -> None:
+    listed = RUNNER.invoke(app, ["list"])
+
+    for word in ("operator: ", "watches-expired", "K1 ", "K11", "The operator takes no pod away beyond"):
+        assert word in listed.output

@@ -132,6 +132,16 @@ class KubernetesAgent:
         self._demand.add_listener(self._verdicts)
         self._waiting.add_listener(self._verdicts)
         self._nodes.listen(self._node_changed)
+        self._follow(views, pods_by_node, domains, joined, overheads)
+
+    def _follow(
+        self,
+        views: OperatorViews,
+        pods_by_node: PodsByNode,
+        domains: GangDomains,
+        joined: JoinedNodes,
+        overheads: NodeOverheads,
+    ) -> None:
         # Nodes before pods, pods before requests: what comes later looks at what came before.
         views.nodes.add_listener(self._nodes)
         views.nodes.add_listener(joined)

@@ -19,6 +19,7 @@ from bigfleet.operator.kubernetes.resources import (
     PODS,
     UPCOMING_NODES,
 )
+from bigfleet.operator.kubernetes.shared_parts import SharedRequestParts
 from bigfleet.operator.pod_reduction import PodReduction
 
 
@@ -29,7 +30,7 @@ class OperatorViews:
         def follow(resource: Resource[K], transform: Callable[[K], K] | None = None) -> Reflector[K]:
             return Reflector(api, resource, clock=clock, rng=rng, transform=transform)
 
-        self.capacity_requests = follow(CAPACITY_REQUESTS)
+        self.capacity_requests = follow(CAPACITY_REQUESTS, SharedRequestParts().of)
         self.pods = follow(PODS, PodReduction())
         self.nodes = follow(NODES)
         self.daemon_sets = follow(DAEMON_SETS)

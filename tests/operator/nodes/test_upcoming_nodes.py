@@ -49,7 +49,7 @@ async def see(operator: Operator, state: MachineState, machine_id: str = "m", **
 @pytest.mark.parametrize(
     ("state", "phase"),
     [
-        (S.SPECULATIVE, "Provisioning"),
+        (S.SPECULATIVE, None),
         (S.CREATING, "Provisioning"),
         (S.CONFIGURING, "Registered"),
         (S.CONFIGURED, "Ready"),
@@ -285,7 +285,7 @@ async def test_a_machine_that_is_bound_again_is_not_deleted_by_the_old_time(worl
     assert shown(world) == {"m": "Registered"}
 
 
-@pytest.mark.parametrize("end", [S.DELETING, S.UNSPECIFIED])
+@pytest.mark.parametrize("end", [S.SPECULATIVE, S.DELETING, S.UNSPECIFIED])
 async def test_a_machine_that_goes_takes_its_object_along(world: NodeWorld, end: MachineState) -> None:
     operator = world.operator()
     await see(operator, S.CONFIGURED)

@@ -18,7 +18,6 @@ from bigfleet.operator.nodes.names import machine_label
 DRAINED_PHASE: Final = "Drained"
 #: Phase by machine state; Idle and the states in which the machine goes have rules of their own.
 PHASES: Final = {
-    MachineState.SPECULATIVE: "Provisioning",
     MachineState.CREATING: "Provisioning",
     MachineState.CONFIGURING: "Registered",
     MachineState.CONFIGURED: "Ready",

@@ -37,7 +37,8 @@ log = structlog.get_logger(__name__)
 #: How long a machine whose bootstrap was rolled back is shown without a newer frame.
 LAUNCHED_SECONDS: Final = 600.0
 _REFUSED: Final = DrainOutcome.WOULD_NOT_FIT
-_GONE_STATES: Final = frozenset({MachineState.DELETING, MachineState.UNSPECIFIED})
+#: A Speculative machine of a cluster is one whose host vanished, or could not be made: there is nothing to come.
+_GONE_STATES: Final = frozenset({MachineState.SPECULATIVE, MachineState.DELETING, MachineState.UNSPECIFIED})
 #: An Idle machine whose object is in one of these phases has been drained, or has failed: the object goes.
 _ENDING_PHASES: Final = frozenset({"Draining", DRAINED_PHASE, "Failed"})
 

@@ -238,16 +238,19 @@ class ClusterComponents:
             if chosen is not None:
                 self._bind(pod, chosen)
                 continue
-            room, victims = next(
-                ((room, found) for room in rooms.values() if (found := room.victims_for(pod))), (None, [])
-            )
-            for victim in victims:
-                self._observations.note("preempted", victim["metadata"]["name"], pod["metadata"]["name"])
-                self._delete(victim)
-            if room is not None:
-                # The room that they leave is the preemptor's: nobody else is put there in this step.
-                room.is_reserved = True
+            self._preempt_for(pod, rooms.values())
             self._mark_unschedulable(pod, [room.lack_for(pod) for room in rooms.values()])
+
+    def _preempt_for(self, pod: Stored, rooms: Iterable["_Room"]) -> None:
+        """Make room for a pod where that takes fewest others; the room is its own while these leave."""
+        found = [(victims, room) for room in rooms if (victims := room.victims_for(pod)) is not None]
+        if not found:
+            return
+        victims, room = min(found, key=lambda each: (len(each[0]), each[1].name))
+        for victim in victims:
+            self._observations.note("preempted", victim["metadata"]["name"], pod["metadata"]["name"])
+            self._delete(victim)
+        room.reserve(pod, takes_others=bool(victims))
 
     def _open_nodes(self) -> dict[str, Stored]:
         return {
@@ -334,7 +337,7 @@ class _Room:
 
     def lack_for(self, pod: Stored) -> str:
         """Return what is missing for a pod, "" for nothing."""
-        if self.is_reserved or self.free_cpu < cpu_of(pod):
+        if self.free_cpu < cpu_of(pod):
             return "Insufficient cpu"
         if _is_exclusive(pod) and any(_app(each) == _app(pod) for each in self.pods):
             return "node(s) didn't match pod anti-affinity rules"
@@ -345,28 +348,27 @@ class _Room:
         self.pods.append(pod)
         self.free_cpu -= cpu_of(pod)
 
-    def victims_for(self, pod: Stored) -> list[Stored]:
-        """Return the pods of lower priority without which there is room, none if that does not help or is under way."""
+    def reserve(self, pod: Stored, *, takes_others: bool) -> None:
+        """Keep room for a pod until others have left; nobody else is preempted here in this step."""
+        self.free_cpu -= cpu_of(pod)
+        self.is_reserved = takes_others
+
+    def victims_for(self, pod: Stored) -> list[Stored] | None:
+        """Return the pods of lower priority that must leave for a pod beside those that do; None if that is no help."""
         priority = pod["spec"].get("priority", 0)
-        lower = [each for each in self.pods if each["spec"].get("priority", priority) < priority]
-        lower = [each for each in lower if _app(each) != DAEMON]
-        leaving = sum(cpu_of(each) for each in self.pods if is_ending(each))
         is_excluded = _is_exclusive(pod) and any(_app(each) == _app(pod) for each in self.pods)
         if is_excluded or self.is_reserved:
-            return []
-        if self.free_cpu + leaving >= cpu_of(pod):
-            # Room comes by itself.
-            return []
+            return None
+        free = self.free_cpu + sum(cpu_of(each) for each in self.pods if is_ending(each))
+        lower = [each for each in self.pods if each["spec"].get("priority", priority) < priority]
         victims: list[Stored] = []
-        free = self.free_cpu + leaving
         for each in sorted(lower, key=lambda each: (each["spec"]["priority"], each["metadata"]["name"])):
-            if is_ending(each):
-                continue
-            victims.append(each)
-            free += cpu_of(each)
             if free >= cpu_of(pod):
-                return victims
-        return []
+                break
+            if not is_ending(each):
+                victims.append(each)
+                free += cpu_of(each)
+        return victims if free >= cpu_of(pod) else None
 
 
 def node_of(pod: Stored) -> str:

@@ -11,7 +11,7 @@ from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.resources import UPCOMING_NODES
 from bigfleet.sim.faults.parts import Fault, cut, for_a_while
 from bigfleet.sim.kubernetes.faults import ApiCall
-from bigfleet.sim.operator_world.replicas import ProgramReplica
+from bigfleet.sim.operator_world.replicas import ControllerReplica
 from bigfleet.sim.operator_world.site import KubernetesSite
 from bigfleet.sim.operator_world.world import OperatorWorld
 from bigfleet.sim.world.world import World
@@ -101,24 +101,26 @@ async def answers_lost(world: World) -> None:
     site.server.faults.lose_answer = lambda _call: False
 
 
-def _replica(world: World, replicas: Iterable[ProgramReplica]) -> ProgramReplica:
+def _replica(world: World, replicas: Iterable[ControllerReplica]) -> ControllerReplica:
     """Return a process, rather the one that leads."""
     among = list(replicas)
     leaders = [each for each in among if each.is_leader]
     return world.rng.choice(leaders if leaders and world.rng.random() < 0.8 else among)
 
 
-Choice = Callable[[KubernetesSite], list[ProgramReplica]]
+Choice = Callable[[KubernetesSite], list[ControllerReplica]]
 
 
 async def process_killed(world: World, name: str, of: Choice) -> None:
     """A process dies between two awaits, and is back after a while."""
     replica = _replica(world, of(_site(world, name)))
-    replica.process.dies_at_step = replica.process.steps + world.rng.randrange(1, 400)
-    replica.back_seconds = world.clock.monotonic_seconds() + world.rng.uniform(0.5, 60.0)
+    process = replica.process
+    if not process.is_alive:
+        return
+    process.dies_at_step = process.steps + world.rng.randrange(1, 400)
+    replica.back_seconds = world.clock.monotonic_seconds() + world.rng.uniform(0.5, 40.0)
     await world.clock.sleep(world.rng.uniform(2.0, 20.0))
-    if replica.process.is_alive:
-        replica.kill(world.rng.uniform(0.5, 40.0))
+    process.kill()
 
 
 async def process_paused(world: World, name: str, of: Choice) -> None:
@@ -185,12 +187,12 @@ async def person_meddles(world: World) -> None:
         site.server.remove(UPCOMING_NODES, rng.choice(shown).metadata.name)
 
 
-def _operators(site: KubernetesSite) -> list[ProgramReplica]:
-    return site.operators
+def _operators(site: KubernetesSite) -> list[ControllerReplica]:
+    return [*site.operators]
 
 
-def _pod_controllers(site: KubernetesSite) -> list[ProgramReplica]:
-    return site.pod_controllers
+def _pod_controllers(site: KubernetesSite) -> list[ControllerReplica]:
+    return [*site.pod_controllers]
 
 
 FAULTS: dict[str, Fault] = {

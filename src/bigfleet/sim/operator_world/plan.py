@@ -8,11 +8,15 @@ from typing import Final
 import msgspec
 
 from bigfleet.sim.kernel.streams import Random, Streams
-from bigfleet.sim.plan_generator import CLOUD_FAULTS, NETWORK_FAULTS, PoolPlan, WorldPlan
+from bigfleet.sim.plan_generator import NETWORK_FAULTS, PoolPlan, WorldPlan
 
-#: Faults of shard, provider and network that this world has as well.
+#: Faults of cloud, shard, provider and network that this world has as well: those that clusters see something of, and
+#: after which no machine is held for half an hour.
 SHARED_FAULTS: Final = (
-    *(fault for fault in CLOUD_FAULTS if fault != "prices-bad"),
+    "error-after-effect",
+    "transient",
+    "slow-boot",
+    "interruptions",
     *NETWORK_FAULTS,
     "stall",
     "reconnect-storm",
@@ -90,9 +94,9 @@ def draw_operator(seed: int) -> OperatorPlan:
         faults=tuple(fault for fault in OPERATOR_FAULTS if rng.random() < eagerness),
         pools=_pools(rng),
         clusters=(),
-        safety_seconds=float(rng.choice((300, 600, 900))),
-        fault_seconds_mean=float(rng.choice((10, 25, 60))),
-        change_seconds_mean=float(rng.choice((20, 60, 150))),
+        safety_seconds=float(rng.choice((150, 300, 450))),
+        fault_seconds_mean=float(rng.choice((8, 15, 30))),
+        change_seconds_mean=float(rng.choice((15, 30, 60))),
         cycle_interval_seconds=float(rng.choice((5, 10, 20))),
         reclaim_cap_fraction=rng.choice((0.2, 0.5)),
         reclaim_after_seconds=float(rng.choice((0, 0, 60))),

@@ -47,7 +47,7 @@ _RESTART_SECONDS_MAX = 5.0
 _STOP_SECONDS_MAX = 5.0
 
 
-class ProgramReplica(ABC):
+class ControllerReplica(ABC):
     """One place of a Deployment, and its process of the moment."""
 
     role: str
@@ -70,7 +70,7 @@ class ProgramReplica(ABC):
         self.api: WatchedApi | None = None
         self.elector: LeaderElector | None = None
         #: The other processes of the same Deployment.
-        self.others: list[ProgramReplica] = []
+        self.others: list[ControllerReplica] = []
         #: When it is started again, if it is dead.
         self.back_seconds = 0.0
         #: When it went on after a pause: what was about to run then still runs.
@@ -102,11 +102,6 @@ class ProgramReplica(ABC):
         )
         self._observations.note("start", self.name)
         process.spawn(self._live(process, api, self.elector), name=self.name)
-
-    def kill(self, back_seconds: float) -> None:
-        """Kill the process; it is back after so long."""
-        self.process.kill()
-        self.back_seconds = self._clock.monotonic_seconds() + back_seconds
 
     async def _live(self, process: Process, api: WatchedApi, elector: LeaderElector) -> None:
         reason = "its work was over"
@@ -145,7 +140,7 @@ class ProgramReplica(ABC):
                 observations.breach("K4", f"{other.name} leads, and {self.name} begins to {call}")
 
 
-class OperatorReplica(ProgramReplica):
+class OperatorReplica(ControllerReplica):
     """One `bigfleet operator`."""
 
     role = OPERATOR
@@ -182,7 +177,7 @@ class OperatorReplica(ProgramReplica):
         await elector.run(lead)
 
 
-class PodControllerReplica(ProgramReplica):
+class PodControllerReplica(ControllerReplica):
     """One `bigfleet pod-controller`."""
 
     role = POD_CONTROLLER

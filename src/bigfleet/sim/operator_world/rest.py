@@ -21,7 +21,7 @@ from bigfleet.sim.operator_world.world import OperatorWorld
 
 S = MachineState
 #: A cluster that nothing disturbs goes on with its drains within this time.
-DRAIN_SECONDS_MAX = 90.0
+DRAIN_SECONDS_MAX = 40.0
 
 Check = Callable[[OperatorWorld, KubernetesSite], Iterator[str]]
 
@@ -94,21 +94,41 @@ def nodes_in_service_are_open(world: OperatorWorld, site: KubernetesSite) -> Ite
 
 
 def drains_go_on(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
-    """A drain goes on, whoever began it: in a cluster that nothing disturbs, pods that may leave a Node do."""
-    if site.quiet_seconds() < DRAIN_SECONDS_MAX:
-        return
-    now_seconds = world.clock.unix_nanos() / NANOS_PER_SECOND
+    """A drain goes on, also after a restart: undisturbed, pods that may leave do, and then the shard is answered."""
+    now_seconds, since_seconds = world.clock.monotonic_seconds(), site.waiting_since_seconds
+    waiting = dict(_waiting_for_operator(world, site))
+    site.waiting_since_seconds = {key: since_seconds.get(key, now_seconds) for key in sorted(waiting)}
+    for key, since in site.waiting_since_seconds.items():
+        waits_seconds = min(now_seconds - since, site.quiet_seconds())
+        if waits_seconds >= DRAIN_SECONDS_MAX:
+            yield f"{waiting[key]}, {waits_seconds:.0f} s long"
+
+
+def _waiting_for_operator(world: OperatorWorld, site: KubernetesSite) -> Iterator[tuple[str, str]]:
+    """Yield the UID of each pod and Node of a drain that only the operator can carry on, with a sentence."""
     pods = site.components.pods()
+    for name, text in sorted(_drained_nodes(world, site).items()):
+        there = [pod for pod in pods if node_of(pod) == name and not is_of(pod, DAEMON)]
+        for pod in there:
+            if not is_ending(pod) and _may_leave(pod, site, pods):
+                yield (
+                    pod["metadata"]["uid"],
+                    f"{pod['metadata']['name']} of {site.name} may leave {name}, drained by {text}",
+                )
+        if not there and site.is_connected and json.loads(text)["instruction"] not in site.answered:
+            yield name, f"{name} of {site.name} is empty, and its drain {text} has no result"
+
+
+def _drained_nodes(world: OperatorWorld, site: KubernetesSite) -> dict[str, str]:
+    """Return the annotations of the Nodes whose drains are not over, by the Node's name."""
+    found = {}
     for node in site.components.nodes():
-        name = node["metadata"]["name"]
-        if not is_annotated(node) or world.annotated_seconds(site, node) < DRAIN_SECONDS_MAX:
-            continue
-        annotation = json.loads(node["metadata"]["annotations"][RECLAIM_ANNOTATION])
-        if datetime.fromisoformat(annotation["deadline"]).timestamp() <= now_seconds:
-            continue
-        for pod in pods:
-            if node_of(pod) == name and not is_ending(pod) and not is_of(pod, DAEMON) and _may_leave(pod, site, pods):
-                yield f"{pod['metadata']['name']} of {site.name} could leave {name}, whose drain {annotation} stands"
+        if is_annotated(node):
+            text = node["metadata"]["annotations"][RECLAIM_ANNOTATION]
+            deadline_seconds = datetime.fromisoformat(json.loads(text)["deadline"]).timestamp()
+            if deadline_seconds > world.clock.unix_nanos() / NANOS_PER_SECOND:
+                found[node["metadata"]["name"]] = text
+    return found
 
 
 def _may_leave(pod: Stored, site: KubernetesSite, pods: list[Stored]) -> bool:

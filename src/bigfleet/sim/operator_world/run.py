@@ -5,6 +5,7 @@ As `bigfleet.sim.world.run`, which it shares. `run_operator_plan` is a function 
 
 import asyncio
 
+from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.sim.checkers import liveness
 from bigfleet.sim.faults.catalogue import chaos
 from bigfleet.sim.operator_world.faults import FAULTS
@@ -16,6 +17,8 @@ from bigfleet.sim.world.run import WorldResult, heal, last_words, run_world, saf
 _LOOK_SECONDS = 5.0
 #: No machine of this world is held idle for longer.
 REST_SECONDS = 250.0
+#: After a reclaim that pods had no other place for, the machine is not asked for again within ten minutes.
+FIT_HOLD_SECONDS = 610.0
 
 
 def run_operator_plan(plan: OperatorPlan) -> WorldResult:
@@ -42,7 +45,7 @@ async def _live(world: OperatorWorld) -> None:
     for site in world.sites:
         site.heal()
     await heal(world)
-    is_at_rest = await liveness.come_to_rest(world, rest_seconds=REST_SECONDS)
+    is_at_rest = await _come_to_rest(world)
     if world.observations.violations:
         return
     await last_words(world, is_at_rest)
@@ -51,6 +54,16 @@ async def _live(world: OperatorWorld) -> None:
         for site in world.sites:
             for text in check(world, site):
                 world.observations.breach(name, text)
+
+
+async def _come_to_rest(world: OperatorWorld) -> bool:
+    """Wait until nothing has happened for a while, also once what was refused for want of room can be tried again."""
+    is_at_rest = await liveness.come_to_rest(world, rest_seconds=REST_SECONDS)
+    refused_nanos = max(world.observations.stranded.values(), default=None)
+    if not is_at_rest or refused_nanos is None:
+        return is_at_rest
+    await world.clock.sleep(refused_nanos / NANOS_PER_SECOND + FIT_HOLD_SECONDS - world.clock.monotonic_seconds())
+    return await liveness.come_to_rest(world, rest_seconds=REST_SECONDS)
 
 
 async def _look(world: OperatorWorld) -> None:

@@ -23,7 +23,7 @@ from bigfleet.sim.kubernetes.store import StoredChange
 from bigfleet.sim.observations import Event, Observations, Stranded
 from bigfleet.sim.operator_world.components import ClusterComponents
 from bigfleet.sim.operator_world.plan import OperatorPlan
-from bigfleet.sim.operator_world.replicas import OperatorReplica, PodControllerReplica, ProgramReplica
+from bigfleet.sim.operator_world.replicas import ControllerReplica, OperatorReplica, PodControllerReplica
 from bigfleet.sim.operator_world.watched_api import WatchedApiServer
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard import ShardSite
@@ -79,6 +79,8 @@ class KubernetesSite:
         #: Faults that disturb the cluster at this moment, and since when there are none and one process leads.
         self.disturbances: set[str] = set()
         self._quiet_since_seconds: float | None = None
+        #: Since when each pod (by UID) or Node of a drain has waited for the operator.
+        self.waiting_since_seconds: dict[str, float] = {}
         self._led_by: Process | None = None
         given: dict[str, Any] = {
             "cluster": self.name,
@@ -86,8 +88,8 @@ class KubernetesSite:
             "clock": clock,
             "observations": observations,
         }
-        self.operators: list[ProgramReplica] = []
-        self.pod_controllers: list[ProgramReplica] = []
+        self.operators: list[OperatorReplica] = []
+        self.pod_controllers: list[PodControllerReplica] = []
         for place in range(plan.replicas):
             rng, ids = make_rng(f"operator {self.name} {place}"), make_ids(f"operator-{self.name}-{place}")
             self.operators.append(
@@ -95,7 +97,8 @@ class KubernetesSite:
             )
             rng, ids = make_rng(f"pod controller {self.name} {place}"), make_ids(f"pods-{self.name}-{place}")
             self.pod_controllers.append(PodControllerReplica(number=place, rng=rng, ids=ids, **given))
-        for group in (self.operators, self.pod_controllers):
+        groups: tuple[list[ControllerReplica], ...] = ([*self.operators], [*self.pod_controllers])
+        for group in groups:
             for replica in group:
                 replica.others = [each for each in group if each is not replica]
         store = self.server.store
@@ -104,7 +107,7 @@ class KubernetesSite:
             store.subscribe(kind_key(resource), partial(on_change, self, resource.plural))
 
     @property
-    def replicas(self) -> list[ProgramReplica]:
+    def replicas(self) -> list[ControllerReplica]:
         """All processes of BigFleet in the cluster."""
         return [*self.operators, *self.pod_controllers]
 
@@ -145,9 +148,15 @@ class KubernetesSite:
     # ---- what is noted ----------------------------------------------------------------------------------------------
 
     @property
-    def leader(self) -> ProgramReplica | None:
+    def leader(self) -> OperatorReplica | None:
         """The operator that leads, None when none does."""
         return next((each for each in self.operators if each.is_leader), None)
+
+    @property
+    def is_connected(self) -> bool:
+        """Say whether the operator that leads has a session with the shard."""
+        leader = self.leader
+        return leader is not None and leader.agent is not None and leader.agent.figures().is_connected
 
     def quiet_seconds(self) -> float:
         """Return for how long one operator has led and nothing has disturbed the cluster."""

@@ -6,10 +6,8 @@
 from collections.abc import Iterable
 
 from bigfleet.model.machine import Machine
-from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.sim.kernel.loop import KernelLoop
 from bigfleet.sim.kernel.streams import Streams
-from bigfleet.sim.kubernetes.kinds import Stored
 from bigfleet.sim.kubernetes.store import StoredChange
 from bigfleet.sim.observations import Event, RolledUp
 from bigfleet.sim.operator_world.invariants import CHANGES, no_demand_that_was_never_true
@@ -24,8 +22,6 @@ class OperatorWorld(World):
     def __init__(self, plan: OperatorPlan, loop: KernelLoop, streams: Streams) -> None:
         super().__init__(plan.world, loop, streams)
         self.operator_plan = plan
-        #: Since when a Node shows the drain that it shows, by cluster, Node and annotation.
-        self._annotated: dict[tuple[str, str, str], float] = {}
         self.sites = [
             KubernetesSite(
                 number,
@@ -47,12 +43,6 @@ class OperatorWorld(World):
         """Return all machines as the provider's disk has them, by id."""
         records = self.provider.store.records
         return [records[machine_id].machine for machine_id in sorted(records)]
-
-    def annotated_seconds(self, site: KubernetesSite, node: Stored) -> float:
-        """Return for how long a Node has shown the drain that it shows."""
-        text = node["metadata"]["annotations"][RECLAIM_ANNOTATION]
-        now_seconds = self.clock.monotonic_seconds()
-        return now_seconds - self._annotated.setdefault((site.name, node["metadata"]["uid"], text), now_seconds)
 
     # ---- what is seen -----------------------------------------------------------------------------------------------
 

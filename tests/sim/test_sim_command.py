@@ -126,8 +126,8 @@ def test_a_long_run_leaves_no_process_idle_and_no_seed_is_asked_for_early(monkey
         (["run", "--require-marks"], "many seeds"),
         (["run", "--jobs", "2"], "many seeds"),
         (["run", "--twice-every", "2"], "many seeds"),
-        (["run", "no-such-scenario"], "no scenario 'no-such-scenario' here; there are faults, bound-counts"),
-        (["run", "no-such-scenario", "--trace", "t"], "there are faults, bound-counts"),
+        (["run", "no-such-scenario"], "no scenario 'no-such-scenario' here; there are faults, operator, bound-counts"),
+        (["run", "no-such-scenario", "--trace", "t"], "there are faults, operator, bound-counts"),
         (["run", "steady-state", "--seeds", "1..2"], "are for faults"),
         (["run", "steady-state", "--jobs", "2"], "are for faults"),
         (["run", "--trace", "t", "--timeline", "t"], "name two files"),
@@ -182,7 +182,7 @@ def test_outside_of_a_checkout_it_is_told_where_scenarios_are(monkeypatch: pytes
 
     listed, result = RUNNER.invoke(app, ["list"]), RUNNER.invoke(app, ["run", "steady-state"])
 
-    assert "none here; beside faults, scenarios are in tests/cases/sim of a checkout" in listed.output
+    assert "none here; beside faults and operator, scenarios are in tests/cases/sim of a checkout" in listed.output
     assert isinstance(result.exception, UsageFault), result.output
     assert str(result.exception).endswith("scenarios are in tests/cases/sim of a checkout")
 

@@ -199,7 +199,7 @@ class RequestVerdicts:
         if others is not former_others:
             self._look_at(self._demand, Urgency.CONDITION)
         else:
-            for row_id in former.keys() | self._verdicts.keys():
+            for row_id in dict.fromkeys((*former, *self._verdicts)):
                 self._compare(row_id, former.get(row_id), self._verdicts.get(row_id))
         if update.rollup_timestamp_unix_nanos > self._judged_stamp_nanos:
             self._judged_stamp_nanos = update.rollup_timestamp_unix_nanos

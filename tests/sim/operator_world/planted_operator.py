@@ -208,15 +208,15 @@ def _not_made_again(patch: pytest.MonkeyPatch) -> None:
 def _demand_frozen(patch: pytest.MonkeyPatch) -> None:
     roll_up = DemandView.roll_up
 
-    def first(self: DemandView) -> Any:
+    def first(self: DemandView, *arguments: Any, **named: Any) -> Any:
         if "_first" not in self.__dict__:
-            self.__dict__["_first"] = roll_up(self)
+            self.__dict__["_first"] = roll_up(self, *arguments, **named)
         return self.__dict__["_first"]
 
     patch.setattr(DemandView, "roll_up", first)
 
 
-@defect("a withdrawal leaves the node cordoned", "K10", "shard-crash", found_by=2, machines=16, clusters=(_SLOW,))
+@defect("a withdrawal leaves the node cordoned", "K10", "shard-crash", found_by=7, machines=16, clusters=(_SLOW,))
 def _stays_cordoned(patch: pytest.MonkeyPatch) -> None:
     async def nothing(self: NodeCordon, name: str, uid: str, machine_id: str) -> None:
         return None

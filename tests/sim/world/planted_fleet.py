@@ -166,7 +166,7 @@ def _to_nobody(patch: pytest.MonkeyPatch) -> None:
 
 @defect("an instruction that comes again acts again", "S15", "answer-again", "coordinator-partition-one-way")
 def _again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Handover, "_given_up_at", lambda _self, _turn: HandoverDone())
+    patch.setattr(Handover, "_released_at", lambda _self, _turn: HandoverDone())
     patch.setattr(Inbox, "_answer", Inbox._judged)
 
 

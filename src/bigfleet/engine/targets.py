@@ -51,7 +51,8 @@ def class_key(machine: Machine) -> ClassKey:
 class TargetClaim:
     """Pods of one shape on a run of machines of one class.
 
-    Machines of a class are numbered from 0: those that the cluster holds in hosting order, then those that it acquires.
+    Machines of a class are numbered from 0. The numbers say what is together on one machine; which machine it is
+    follows from the precedence of the rows.
     """
 
     machine_class: ClassKey

@@ -1,5 +1,6 @@
 """Rules of the decision over pods, one by one (docs/spec/engine.md)."""
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -113,6 +114,23 @@ def test_what_a_higher_row_takes_back_of_a_lower_one_is_acquired_anew() -> None:
 
     assert placed(decision) == [1, 1]
     assert acted(decision) == [("Bootstrap", "spare")]
+
+
+def test_what_is_planned_for_the_highest_rows_is_on_the_machines_that_the_cluster_still_has() -> None:
+    """Machines of a class are alike: a cluster that loses one waits with its lowest rows, whatever the plan's numbers.
+
+    Else the highest row would take the machine that another cluster's row was drained for, again and again.
+    """
+    held, drained = m4("held", S.CONFIGURED), m4("drained", S.IDLE)
+    high, low = row(1000, _whole(1)), row(100, _whole(1))
+    between = dataclasses.replace(row(500, _whole(1)), cluster=ClusterId("d"))
+    key = class_key(held)
+    claims = (TargetClaim(key, 0, 1, low.key, 0, 1), TargetClaim(key, 1, 1, high.key, 0, 1))
+
+    decision = decided([held, drained], [high, between, low], targets={"c": Target({key: 2}, claims)})
+
+    assert [result.claimed for result in decision.rows] == [("held",), ("drained",), ()]
+    assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", "d")]
 
 
 def test_of_a_planned_class_idle_machines_come_first() -> None:

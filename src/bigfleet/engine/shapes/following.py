@@ -1,8 +1,9 @@
 """Applies a cluster's target composition: places pods as planned and acquires the planned machines.
 
-A plan numbers the machines of each class: those that the cluster holds in hosting order, then those that it acquires. A
-row acquires the machines on which pods of it were planned, at its turn; lower rows that were planned on them are placed
-with it. What a plan does not cover is placed and acquired as without one.
+The planned machines of a class are alike. They are numbered by precedence of what was planned on them, and the
+machines that the cluster holds have the first numbers, in hosting order: what a cluster still waits for serves its
+lowest rows. A row acquires the machines on which pods of it were planned, at its turn; lower rows that were planned on
+them are placed with it. What a plan does not cover is placed and acquired as without one.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowS
 from bigfleet.engine.targets import ClassKey
 
 MachineNumber = tuple[ClassKey, int]
+Planned = dict[MachineNumber, list[tuple[PodGroup, int]]]
 
 
 def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
@@ -24,12 +26,14 @@ def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
     groups = {
         (row.need.key, group.index): group for row in cluster.rows for group in row.groups if not group.is_waiting
     }
+    planned_on: Planned = {}
     for claim in target.claims:
         group = groups.get((claim.row, claim.shape))
         if group is None:
             continue
         for number in range(claim.first, claim.first + claim.machines):
-            cluster.planned.setdefault((claim.machine_class, number), []).append((group, claim.count))
+            planned_on.setdefault((claim.machine_class, number), []).append((group, claim.count))
+    cluster.planned = _by_precedence(planned_on)
     for planned_number, planned in cluster.planned.items():
         for row in dict.fromkeys(group.row for group, _ in planned):
             cluster.planned_for.setdefault(row, []).append(planned_number)
@@ -38,6 +42,22 @@ def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
         key = fleet.class_of(host)
         cluster.numbered[(key, sizes[key])] = host
         sizes[key] += 1
+
+
+def _by_precedence(planned_on: Planned) -> Planned:
+    """Number the machines of each class again: first those with the most pods of the highest row.
+
+    The plan's own numbers would do while the cluster holds all of them. A cluster that lost a machine would have its
+    highest row take the next free one, although it has room for that row, and rows of other clusters between the two
+    would lack it and preempt a machine of the same cluster again.
+    """
+    order = sorted(planned_on, key=lambda number: sorted((g.row.rank, g.index, -n) for g, n in planned_on[number]))
+    sizes: Counter[ClassKey] = Counter()
+    planned: Planned = {}
+    for machine_class, number in order:
+        planned[machine_class, sizes[machine_class]] = planned_on[machine_class, number]
+        sizes[machine_class] += 1
+    return planned
 
 
 def place_as_planned(cluster: ClusterState) -> None:

@@ -1,8 +1,8 @@
 """Packs a cluster again if the placement by precedence left pods unplaced.
 
 First everything is placed as the target composition says, then largest first; if all of it fits, that packing counts.
-Otherwise small clusters are searched
-exhaustively, row by row in precedence order, with a counted effort. A row never loses a place to a lower one.
+Otherwise small clusters are searched exhaustively, row by row in precedence order, with a counted effort. A row never
+loses a place to a lower one.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Final
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_group, place_row
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState, Searched
-from bigfleet.engine.targets import ClassKey, Target, class_key
+from bigfleet.engine.targets import ClassKey, class_key
 
 #: Clusters up to this size are searched.
 SEARCHED_HOSTS_MAX: Final = 12
@@ -28,9 +28,8 @@ def repack(cluster: ClusterState, fleet: DecisionState) -> None:
         return
     if _has_room_for_all(cluster):
         before = save(cluster)
-        target = fleet.options.targets.get(cluster.id)
-        if target is not None and target.claims:
-            if _pack_as_planned(cluster, target):
+        if cluster.planned:
+            if _pack_as_planned(cluster):
                 return
             restore(cluster, before)
         if _pack_largest_first(cluster):
@@ -138,7 +137,7 @@ def _pack_largest_first(cluster: ClusterState) -> bool:
     return not any(row.has_left for row in cluster.rows)
 
 
-def _pack_as_planned(cluster: ClusterState, target: Target) -> bool:
+def _pack_as_planned(cluster: ClusterState) -> bool:
     """Place all rows as the target's claims say; returns whether everything has a place."""
     numbered: dict[tuple[ClassKey, int], HostState] = {}
     sizes: Counter[ClassKey] = Counter()
@@ -147,16 +146,12 @@ def _pack_as_planned(cluster: ClusterState, target: Target) -> bool:
         numbered[(key, sizes[key])] = host
         sizes[key] += 1
     rows = [row for row in cluster.rows if not _is_fixed(row)]
-    groups = {(row.need.key, group.index): group for row in rows for group in row.groups if not group.is_waiting}
     clear_rows(rows, cluster.hosts)
-    for claim in target.claims:
-        group = groups.get((claim.row, claim.shape))
-        if group is None:
-            continue
-        for number in range(claim.first, claim.first + claim.machines):
-            planned = numbered.get((claim.machine_class, number))
-            if planned is not None and may_host(group, planned):
-                place(group, planned, min(claim.count, capacity(group, planned)))
+    placed_again = frozenset(rows)
+    for number, host in numbered.items():
+        for group, count in cluster.planned.get(number, ()):
+            if group.row in placed_again and may_host(group, host):
+                place(group, host, min(count, capacity(group, host)))
     for row in rows:
         place_row(row, cluster.hosts)
     return not any(row.has_left for row in cluster.rows)

@@ -347,10 +347,14 @@ class FakeOperator:
         """Return the verdicts received."""
         return [frame for frame in self.frames if isinstance(frame, NeedStatusUpdate)]
 
-    def saw(self, machine_id: str, *, ready: bool = True, at_unix_nanos: int = 1) -> bool:
-        """Tell what the cluster sees of a machine's node; return whether the shard took it."""
+    def saw(self, machine_id: str, *, ready: bool = True, at_unix_nanos: int = 1, **requested: str) -> bool:
+        """Report what the cluster sees of a machine's node and its pods; return whether the shard took it."""
         status = NodeStatus(
-            machine_id=machine_id, node_name=f"node-{machine_id}", ready=ready, observed_unix_nanos=at_unix_nanos
+            machine_id=machine_id,
+            node_name=f"node-{machine_id}",
+            ready=ready,
+            observed_unix_nanos=at_unix_nanos,
+            requested=requested,
         )
         return self.world.shard.sessions.on_node_status(self.session, status)
 

@@ -153,6 +153,8 @@ class Options:
     targets: Mapping[str, Target] = field(default_factory=dict)
     #: Clusters that take no new machines in this decision, because their target composition is being planned.
     awaiting_plan: frozenset[str] = frozenset()
+    #: How full the nodes of clusters with excess machines are, by machine; larger is fuller, absent is 0.
+    fullness: Mapping[str, int] = field(default_factory=dict)
     #: An Idle machine that would be released otherwise wins while it costs at most this factor times the best offer.
     idle_head_start: float = 1.25
 

@@ -188,6 +188,8 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     #: versions without these two begin with none.
     targets: tuple[tuple[str, TargetEntry | None], ...] | None = None
     awaiting_plan: tuple[str, ...] | None = None
+    #: (machine, fullness); recordings of versions without it begin with none.
+    fullness: tuple[tuple[str, int], ...] | None = None
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -434,11 +436,14 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         set_aside=_sorted(options.set_aside) if changed("set_aside") else None,
         targets=_targets_delta(options.targets, {} if before is None else before.targets),
         awaiting_plan=_sorted(options.awaiting_plan) if changed("awaiting_plan") else None,
+        fullness=tuple(sorted(options.fullness.items())) if changed("fullness") else None,
     )
 
 
 #: Options that a recording need not have: older versions had none of them, and a shard never sets the last one.
-_ADDED_OPTIONS: Final = frozenset({"sold_out", "probes", "set_aside", "targets", "awaiting_plan", "idle_head_start"})
+_ADDED_OPTIONS: Final = frozenset(
+    {"sold_out", "probes", "set_aside", "targets", "awaiting_plan", "fullness", "idle_head_start"}
+)
 
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
@@ -463,6 +468,8 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
         said["sold_out"] = frozenset(
             CapacityPool(instance_type, zone, CapacityType(kind)) for instance_type, zone, kind in delta.sold_out
         )
+    if delta.fullness is not None:
+        said["fullness"] = dict(delta.fullness)
     if delta.targets is not None:
         targets = dict(before.targets) if before is not None else {}
         for cluster, entry in delta.targets:

@@ -77,7 +77,7 @@ class Life:
     def change(self) -> None:
         """Change one thing."""
         rng, machines = self.rng, self.machines
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0:
                 self.demand = self.demand[1:] or self.demand
             case 1:
@@ -105,6 +105,9 @@ class Life:
                 gangs = [row for row in self.demand if row.profile.same_key is not None]
                 ages = {ParkingKey(row.cluster, row.group, row.fingerprint): rng.choice([3, 9, 32]) for row in gangs}
                 self.options = replace(self.options, parking_ages=ages)
+            case 8 if machines:
+                fuller = {str(rng.choice(sorted(machines))): rng.randrange(1, 6)}
+                self.options = replace(self.options, fullness={**self.options.fullness, **fuller})
             case _:
                 snapshot = Snapshot.of(machines.values(), self.since)
                 self.options = replace(self.options, targets=targets_of(snapshot, self.demand, self.options))

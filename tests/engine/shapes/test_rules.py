@@ -144,6 +144,26 @@ def test_of_a_planned_class_idle_machines_come_first() -> None:
         assert acted(decision) == [("Bootstrap", "b-fast")]
 
 
+def test_of_machines_that_are_alike_the_emptiest_is_excess() -> None:
+    """Its pods are the fewest that have to move."""
+    machines = [m4(f"m{n}", S.CONFIGURED) for n in range(3)]
+    need = row(100, _whole(2))
+
+    decision = decided(machines, [need], fullness={"m0": 1, "m1": 4, "m2": 2})
+
+    assert decision.rows[0].claimed == ("m1", "m2")
+    assert acted(decision) == [("Reclaim", "m0")]
+
+
+def test_how_full_nodes_are_chooses_only_among_machines_that_are_alike() -> None:
+    """The dearer machine is excess, however full its node is."""
+    cheap, dear = m4("cheap", S.CONFIGURED), m4("dear", S.CONFIGURED, price_usd_per_hour=0.3)
+
+    decision = decided([cheap, dear], [row(100, _whole(1))], fullness={"dear": 4})
+
+    assert acted(decision) == [("Reclaim", "dear")]
+
+
 # ---- what is not claimed -----------------------------------------------------------------------------------------
 
 

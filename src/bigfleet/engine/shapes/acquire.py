@@ -118,7 +118,7 @@ def _settle(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) 
         rows = [row for row in cluster.rows if row.same_key is None]
         for row in rows:
             clear_row(row, cluster.hosts)
-        sort_hosts(cluster)
+        sort_hosts(cluster, fleet.options.fullness)
         for row in rows:
             place_row(row, cluster.hosts)
         repack(cluster, fleet)

@@ -93,7 +93,7 @@ class ColumnMachines:
                 self._held[owner].discard(row)
             if view.columns.state[row] in HELD:
                 touched.add(self._own(row))
-        for machine_id in options.unjoined ^ self._options.unjoined:
+        for machine_id in (options.unjoined ^ self._options.unjoined) | _refilled(options, self._options):
             row = view.rows.get(MachineId(machine_id))
             if row is not None and row in self._owner:
                 touched.add(self._owner[row])
@@ -258,3 +258,10 @@ class ColumnMachines:
             machine = self.at(row)
             if machine.id not in options.reserved:
                 yield machine
+
+
+def _refilled(options: Options, before: Options) -> set[str]:
+    """Return the machines whose fullness differs."""
+    if options.fullness is before.fullness:
+        return set()
+    return {machine_id for machine_id, _ in options.fullness.items() ^ before.fullness.items()}

@@ -327,16 +327,42 @@ def _check_unit(fleet: DecisionState, row: RowState) -> None:
 
 def _add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
     cluster.hosts = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
-    sort_hosts(cluster)
+    sort_hosts(cluster, fleet.options.fullness)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:
         _mark_targets(fleet, cluster, target)
 
 
-def sort_hosts(cluster: ClusterState) -> None:
+def sort_hosts(cluster: ClusterState, fullness: Mapping[str, int]) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
     wanted = _wanted(cluster)
     cluster.hosts.sort(key=lambda host: _order(host, wanted))
+    if fullness:
+        _put_fuller_first(cluster.hosts, fullness)
+
+
+def _put_fuller_first(hosts: list[HostState], fullness: Mapping[str, int]) -> None:
+    """Swap machines that are alike, so that those whose nodes are fuller come first.
+
+    Only like machines are swapped, because then the same pods have a place whatever is reported of nodes.
+    """
+    places: dict[Hashable, list[int]] = {}
+    for place, host in enumerate(hosts):
+        machine = host.machine
+        # An offer has one price and one interruption probability; a shape has the rest of what a choice looks at.
+        alike = (
+            host.shape,
+            machine.state,
+            machine.price_usd_per_hour,
+            machine.interruption_probability,
+            machine.assigned_reclamation_penalty_dollars,
+            machine.assigned_group,
+        )
+        places.setdefault(alike, []).append(place)
+    for found in places.values():
+        fuller = sorted((hosts[place] for place in found), key=lambda host: -fullness.get(host.machine.id, 0))
+        for place, host in zip(found, fuller, strict=True):
+            hosts[place] = host
 
 
 def _wanted(cluster: ClusterState) -> dict[int, int]:

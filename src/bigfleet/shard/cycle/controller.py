@@ -230,6 +230,8 @@ class Shard:
         self.guardrails = Guardrails(
             settings=self.settings,
             clock=self._clock,
+            inventory=self.inventory,
+            ingest=self.ingest,
             fit_holds=self.fit_holds,
             actuator=self.actuator,
             demand_backoff=self.demand_backoff,
@@ -350,15 +352,14 @@ class Shard:
                 return True
             gap_seconds = self.settings.wake_gap_seconds
             woken_at_seconds = next_tick_seconds if gap_seconds is None else started_seconds + gap_seconds
-            if self._wakeup.is_set() and now_seconds >= woken_at_seconds:
-                self._wakeup.clear()
-                return False
-            until_seconds = min(next_tick_seconds, woken_at_seconds) if self._wakeup.is_set() else next_tick_seconds
             if self._wakeup.is_set():
-                await self._clock.sleep(until_seconds - now_seconds)
+                if now_seconds >= woken_at_seconds:
+                    self._wakeup.clear()
+                    return False
+                await self._clock.sleep(min(next_tick_seconds, woken_at_seconds) - now_seconds)
                 continue
             try:
-                async with asyncio.timeout(until_seconds - now_seconds):
+                async with asyncio.timeout(next_tick_seconds - now_seconds):
                     await self._wakeup.wait()
             except TimeoutError:
                 continue
@@ -458,6 +459,7 @@ class Shard:
             set_aside=unavailable.set_aside,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
+            fullness=self.guardrails.fullness(table.overheads_by_cluster()),
         )
 
     async def _reconcile(self) -> None:

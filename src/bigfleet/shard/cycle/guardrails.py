@@ -15,11 +15,15 @@ from bigfleet.engine.decision import Action, Decision
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
+from bigfleet.model.shapes import Overhead
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
+from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
+from bigfleet.shard.inventory.ingest import Ingest
+from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
 
@@ -44,6 +48,8 @@ class Guardrails:
         *,
         settings: ShardSettings,
         clock: Clock,
+        inventory: Inventory,
+        ingest: Ingest,
         fit_holds: FitHolds,
         actuator: Actuator,
         demand_backoff: DemandBackoff,
@@ -60,6 +66,7 @@ class Guardrails:
         self._demand_backoff = demand_backoff
         self._metrics = metrics
         self._compute = compute
+        self._node_fullness = NodeFullness(inventory=inventory, ingest=ingest)
         #: Reclaims of the timer period by cluster (safety limit 1).
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (safety limit 5); replaced, never changed.
@@ -91,6 +98,12 @@ class Guardrails:
         counts = self._actuator.enqueue(chosen.actions, cycle)
         return AdmittedActions(
             capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
+        )
+
+    def fullness(self, overheads: Mapping[str, tuple[Overhead, ...]]) -> Mapping[str, int]:
+        """Return how full the nodes are of the clusters that had excess machines in the last cycle (9.3)."""
+        return self._node_fullness.read(
+            self.excess.since_seconds.keys(), held=self._fit_holds.held(), overheads=overheads
         )
 
     def delay_of(self, machine_id: MachineId) -> tuple[int, str]:

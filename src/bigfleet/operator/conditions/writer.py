@@ -160,7 +160,7 @@ class StatusWriter:
                 log.exception("operator.status_write_failed", request="/".join(key))
             finally:
                 self._queue.done(key)
-            if error is not None and error.is_transient:
+            if error is not None and _may_pass(error):
                 self._queue.put(key, urgency)
                 delay_seconds = retry_delay_seconds(
                     failures, error, self._rng, first_seconds=BACKOFF_FIRST_SECONDS, seconds_max=BACKOFF_SECONDS_MAX
@@ -190,7 +190,7 @@ class StatusWriter:
                 error=str(error),
                 failures_total=self.failures_total,
                 waiting=self.backlog,
-                will_retry=error.is_transient,
+                will_retry=_may_pass(error),
             )
 
     # ---- one request --------------------------------------------------------------------------------------------
@@ -275,6 +275,11 @@ def _turned_bad(change: ConditionChange) -> bool:
     if change.type == wording.SHORTFALL:
         return value.status == wording.TRUE and change.former_status != wording.TRUE
     return value.reason == wording.NOT_FOR_WANT_OF_CAPACITY and change.former_reason != value.reason
+
+
+def _may_pass(error: ApiError) -> bool:
+    """Say whether a write is tried again: also one that was forbidden, until the right is given back."""
+    return error.is_transient or error.is_forbidden
 
 
 def _is_older(stored: CapacityRequestObject, written: CapacityRequestObject) -> bool:

@@ -13,6 +13,7 @@ from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.resources import LEASES, PODS, UPCOMING_NODES
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
+from bigfleet.sim.kubernetes.faults import fail_times
 from bigfleet.sim.kubernetes.rights import AccessRights, rules_of_role
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
 
@@ -64,6 +65,17 @@ async def test_a_server_that_is_away_for_a_while_is_waited_for() -> None:
     server.come_up()
 
     await checking
+
+
+async def test_a_server_that_has_not_read_its_roles_is_asked_again() -> None:
+    api = InMemoryApi(InMemoryApiServer(LoopClock()))
+    api.faults.refuse = fail_times(5, ApiError(403, "Forbidden", "RBAC: no roles"))
+
+    await connection(api).check(RIGHTS, (UPCOMING_NODES,))
+
+    api.faults.refuse = fail_times(1000, ApiError(403, "Forbidden", "RBAC: no roles"))
+    with pytest.raises(RunFault, match="RBAC: no roles"):
+        await connection(api).check(RIGHTS, (UPCOMING_NODES,))
 
 
 def test_credentials_that_cannot_be_read_are_a_wrong_call() -> None:

@@ -30,6 +30,8 @@ ELECTION_SUFFIX: Final = "/leader-election"
 #: A process that starts while its API server is away waits for it so long: one that ended at once would be started
 #: again with growing pauses, and would not be there when the API server is back.
 AWAY_SECONDS_MAX: Final = 120.0
+#: An API server that was restarted forbids everything until it has read its roles.
+_FORBIDDEN_SECONDS_MAX: Final = 20.0
 _RETRY_SECONDS: Final = 2.0
 
 T = TypeVar("T")
@@ -79,15 +81,18 @@ class ClusterConnection:
 
         Raises RunFault when it refuses, or is away for longer than `AWAY_SECONDS_MAX`.
         """
-        deadline_seconds = self.clock.monotonic_seconds() + AWAY_SECONDS_MAX
+        started_seconds = self.clock.monotonic_seconds()
         while True:
             try:
                 return await question()
             except ApiError as error:
                 delay_seconds = max(error.retry_after_seconds or 0.0, _RETRY_SECONDS)
-                if not error.is_transient or self.clock.monotonic_seconds() + delay_seconds >= deadline_seconds:
+                seconds_max = AWAY_SECONDS_MAX if error.is_transient else 0.0
+                if error.is_forbidden:
+                    seconds_max = _FORBIDDEN_SECONDS_MAX
+                if self.clock.monotonic_seconds() + delay_seconds - started_seconds >= seconds_max:
                     raise self.fault(error) from error
-                _log.warning("operator.api_server_away", error=str(error), retry_seconds=delay_seconds)
+                _log.warning("operator.start_delayed", error=str(error), retry_seconds=delay_seconds)
                 await self.clock.sleep(delay_seconds)
 
     async def _is_served(self, resource: Resource[Any]) -> bool:

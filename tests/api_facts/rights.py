@@ -95,12 +95,12 @@ async def a_token_of_a_service_account_can_be_requested(world: FactWorld) -> Non
     assert absent.is_not_found
 
 
-async def a_kind_that_is_not_defined_is_not_found(world: FactWorld) -> None:
+async def a_kind_that_is_not_defined_is_not_served(world: FactWorld) -> None:
     """As a definition that has not been installed."""
     absent = replace(CAPACITY_REQUESTS, plural="absentrequests", kind="AbsentRequest")
     error = await refused(world.api.list_page(absent, namespace=world.namespace))
 
-    assert error.is_not_found
+    assert error.is_kind_unserved
 
 
 FACTS: list[Fact] = [
@@ -108,5 +108,5 @@ FACTS: list[Fact] = [
     applying_to_what_is_absent_takes_the_right_to_create,
     a_client_may_ask_for_its_rights,
     a_token_of_a_service_account_can_be_requested,
-    a_kind_that_is_not_defined_is_not_found,
+    a_kind_that_is_not_defined_is_not_served,
 ]

@@ -42,6 +42,7 @@ from bigfleet.operator.kubernetes.resources import (
 from bigfleet.operator.requests import CapacityRequest, UnmappableRequest
 from bigfleet.provider.backends.simulated.book import Entry
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
+from tests.kubernetes.api_proxy import ApiProxy
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, is_ready, until_nothing
 from tests.kubernetes.program import Program
 from tests.processes import free_port
@@ -98,13 +99,16 @@ class FleetUnderTest:
         pools: Sequence[Pool],
         shard_flags: Sequence[str] = (),
         operator_flags: Sequence[str] = (),
+        proxies: Mapping[str, ApiProxy] | None = None,
     ) -> None:
+        """Take clusters by name; the programs of one with a proxy reach its API server through that."""
         self.folder = folder
         self.clusters = dict(clusters)
         self.programs: dict[str, Program] = {}
         self._pools = list(pools)
         self._shard_flags = tuple(shard_flags)
         self._operator_flags = tuple(operator_flags)
+        self._proxies = dict(proxies or {})
         self._ports: dict[str, int] = {}
         self._zones_out: tuple[str, ...] = ()
         self._following: list[asyncio.Task[None]] = []
@@ -235,6 +239,8 @@ class FleetUnderTest:
 
     async def _kubeconfig(self, cluster: str, account: str) -> Path:
         path = await self.clusters[cluster].plane.service_account_kubeconfig(SYSTEM_NAMESPACE, account)
+        if cluster in self._proxies:
+            path = self._proxies[cluster].kubeconfig(path)
         self._kubeconfigs[f"{cluster}/{account}"] = path
         return path
 

@@ -29,6 +29,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
         #: Whether it is to run until `kill` or `stop`; a test that waits for its end clears it.
         self.is_wanted = False
+        self.starts_total = 0
 
     @property
     def is_running(self) -> bool:
@@ -42,6 +43,7 @@ class Program:
     def start(self) -> None:
         assert not self.is_running, f"{self.name} runs already"
         self.is_wanted = True
+        self.starts_total += 1
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(

@@ -69,7 +69,7 @@ async def test_so_many_keys_are_handled_at_once_as_there_are_workers() -> None:
     assert (most, len(made)) == (3, 0)
 
 
-@pytest.mark.parametrize("status", [503, 403], ids=["away", "roles not read yet"])
+@pytest.mark.parametrize("status", [503, 403, 401, 302])
 async def test_what_may_succeed_later_is_retried_with_longer_and_longer_waits(status: int) -> None:
     made, task = queue()
     times: list[float] = []

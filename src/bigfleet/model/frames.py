@@ -44,7 +44,7 @@ class DrainOutcome(IntEnum):
     GRACE_EXPIRED = 2
     NODE_NOT_FOUND = 3
     FAILED = 4
-    #: The evicted pods would not fit on the other nodes; the node was not touched.
+    #: The evicted pods would not fit on the other nodes, or must not be evicted; the node stays in service.
     WOULD_NOT_FIT = 100
 
 

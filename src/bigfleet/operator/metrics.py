@@ -77,6 +77,7 @@ class OperatorMetrics:
             return Gauge(f"{PREFIX}_{name}", text, labels, registry=registry)
 
         self.leader = gauge("leader", "1 in the process that leads")
+        self.rights_missing = gauge("rights_missing", "Rights that the process lacks, as last reviewed")
         self.rollup_duration = histogram("rollup_duration_seconds", "Time to build a roll-up", _BUCKETS_D)
         self._rollup_rows = gauge("rollup_rows", "Rows of the last roll-up")
         self._rollups = counter(

@@ -1,5 +1,6 @@
 """What a process says of a cluster that lacks something, and of credentials that cannot be read."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.resources import LEASES, PODS, UPCOMING_NODES
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
+from bigfleet.sim.kubernetes.faults import fail_times
 from bigfleet.sim.kubernetes.rights import AccessRights, rules_of_role
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
 
@@ -22,7 +24,7 @@ RIGHTS = (Right(resource=PODS, verbs=("list", "watch")),)
 
 
 def connection(api: InMemoryApi) -> ClusterConnection:
-    return ClusterConnection(endpoint=ENDPOINT, api=api, election_api=api)
+    return ClusterConnection(endpoint=ENDPOINT, api=api, election_api=api, clock=LoopClock())
 
 
 async def test_a_cluster_that_lacks_nothing_passes() -> None:
@@ -51,6 +53,29 @@ async def test_a_server_that_is_away_is_named_by_where_it_was_found() -> None:
 
     with pytest.raises(RunFault, match=r"API server of the simulation: .*connection refused"):
         await connection(InMemoryApi(server)).check(RIGHTS, (UPCOMING_NODES,))
+
+
+async def test_a_server_that_is_away_for_a_while_is_waited_for() -> None:
+    """A process that ended would be started again with growing pauses."""
+    server = InMemoryApiServer(LoopClock())
+    server.go_down()
+    checking = asyncio.create_task(connection(InMemoryApi(server)).check(RIGHTS, (UPCOMING_NODES,)))
+    await asyncio.sleep(90)
+    assert not checking.done()
+    server.come_up()
+
+    await checking
+
+
+async def test_a_server_that_has_not_read_its_roles_is_asked_again() -> None:
+    api = InMemoryApi(InMemoryApiServer(LoopClock()))
+    api.faults.refuse = fail_times(5, ApiError(403, "Forbidden", "RBAC: no roles"))
+
+    await connection(api).check(RIGHTS, (UPCOMING_NODES,))
+
+    api.faults.refuse = fail_times(1000, ApiError(403, "Forbidden", "RBAC: no roles"))
+    with pytest.raises(RunFault, match="RBAC: no roles"):
+        await connection(api).check(RIGHTS, (UPCOMING_NODES,))
 
 
 def test_credentials_that_cannot_be_read_are_a_wrong_call() -> None:

@@ -358,6 +358,21 @@ async def test_a_refused_write_harms_no_other_and_is_tried_again_with_the_sweep(
         assert cluster.stored("bad").status.phase == "Acknowledged"
 
 
+async def test_what_is_forbidden_holds_up_nothing_and_is_tried_again_soon() -> None:
+    async with Cluster().running() as cluster:
+        forbidden = ApiError(403, "Forbidden", "may not")
+        cluster.api.faults.refuse = lambda call: forbidden if call.name.startswith("bad") else None
+        for number in range(40):
+            cluster.create(f"bad-{number}")
+        cluster.create("good")
+        await cluster.report()
+        assert cluster.stored("good").status.phase == "Acknowledged"
+
+        cluster.api.faults.refuse = lambda call: None
+        await cluster.settle(60.0)
+        assert {cluster.stored(f"bad-{number}").status.phase for number in range(40)} == {"Acknowledged"}
+
+
 async def test_what_was_written_counts_before_the_view_shows_it() -> None:
     """A view that is behind causes no conflict, and no second transition of a condition that did not change."""
     clock = LoopClock()

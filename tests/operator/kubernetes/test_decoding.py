@@ -91,3 +91,28 @@ def test_a_bookmark_whose_object_has_null_lists_is_a_bookmark_and_no_malformed_o
 
     assert (event.type, event.object, event.resource_version, is_whole) == (EventType.BOOKMARK, None, "90", True)
     assert logs == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"metadata": {"name": "a", "resourceVersion": "\xff"}}',
+        b'{"metadata": {"resourceVersion": "1"}, "spec": ' + b'{"a":' * 100_000,
+        b'{"metadata": {"resourceVersion": "1"}, "items": [' + b"[" * 100_000 + b"]" * 100_000 + b"]}",
+    ],
+    ids=["not UTF-8", "deep and cut", "deep"],
+)
+def test_bytes_that_break_a_decoder_are_malformed(body: bytes) -> None:
+    """Whatever follows the objects ends with any other exception, and its process with it."""
+    decoder = ObjectDecoder.of(PodObject)
+    for decode in (decoder.object, decoder.page):
+        with pytest.raises(MalformedAnswer):
+            decode(body)
+    with pytest.raises(MalformedAnswer):
+        WatchDecoder.of(PodObject).event("watch pods", b'{"type": "ADDED", "object": ' + body + b"}")
+
+
+def test_an_event_without_an_object_is_malformed() -> None:
+    for line in (b'{"type": "ADDED", "object": {}}', b'{"type": "ADDED", "object": null}', b'{"type": "ADDED"}'):
+        with pytest.raises(MalformedAnswer):
+            WatchDecoder.of(PodObject).event("watch pods", line)

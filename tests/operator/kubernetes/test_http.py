@@ -161,7 +161,7 @@ async def test_a_list_comes_in_pages(server: ApiServer, api: HttpKubernetesApi) 
 
 
 async def test_a_continue_token_is_sent_back_as_it_came(server: ApiServer, api: HttpKubernetesApi) -> None:
-    server.script.append(answer({"metadata": {}, "items": []}))
+    server.script.append(answer({"metadata": {"resourceVersion": "9"}, "items": []}))
     await api.list_page(CAPACITY_REQUESTS, continue_token="a+b/c==&d")
     assert server.seen[0].query["continue"] == "a+b/c==&d"
 
@@ -227,9 +227,37 @@ async def test_the_server_may_say_when_to_ask_again(
 
 
 async def test_a_kind_that_is_not_served_is_answered_in_plain_text(server: ApiServer, api: HttpKubernetesApi) -> None:
+    """So does a load balancer that has no API server; neither says that an object is gone."""
     error = await refusal(api)
-    assert error.is_not_found
-    assert (error.reason, str(error)) == ("NotFound", "get nodes n1: 404 page not found (HTTP 404)")
+    assert error.is_kind_unserved
+    assert not error.is_not_found
+    assert error.is_transient
+    assert str(error) == "get nodes n1: 404 page not found (HTTP 404)"
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["{}", '{"kind": "Status", "metadata": {}, "status": "Failure"}', "<html>log in</html>", '{"metadata": {}}'],
+)
+async def test_an_answer_that_is_no_list_empties_nothing(server: ApiServer, api: HttpKubernetesApi, body: str) -> None:
+    server.script.append(answer(body))
+    with pytest.raises(ApiError, match="the answer cannot be read") as raised:
+        await api.list_page(CAPACITY_REQUESTS)
+    assert raised.value.is_transient
+
+
+async def test_an_answer_that_is_no_object_is_refused(server: ApiServer, api: HttpKubernetesApi) -> None:
+    server.script.append(answer("{}"))
+    with pytest.raises(ApiError, match=r"get nodes n1: the answer cannot be read: it is no object"):
+        await api.get(NODES, "n1")
+
+
+@pytest.mark.parametrize(("code", "is_transient"), [(401, True), (302, True), (400, False), (403, False), (422, False)])
+async def test_what_says_nothing_of_the_request_is_transient(
+    server: ApiServer, api: HttpKubernetesApi, code: int, is_transient: bool
+) -> None:
+    server.script.append(answer("no", code))
+    assert (await refusal(api)).is_transient == is_transient
 
 
 async def test_a_long_page_of_a_proxy_is_cut(server: ApiServer, api: HttpKubernetesApi) -> None:

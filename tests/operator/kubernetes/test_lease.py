@@ -42,6 +42,11 @@ class Connection(FakeApi):
         self.stores["leases"] = store
         #: What is written is stored, and the answer is lost.
         self.loses_answers = False
+        self.seconds_per_read = 0.0
+
+    async def get(self, resource: Resource[T], name: str, *, namespace: str = "") -> T:
+        await self.clock.sleep(self.seconds_per_read)
+        return await super().get(resource, name, namespace=namespace)
 
     async def create(self, resource: Resource[T], body: JsonObject, *, namespace: str = "", name: str = "") -> T:
         return await self._sent(super().create(resource, body, namespace=namespace, name=name))
@@ -79,6 +84,7 @@ class Candidate:
             rng=random.Random(number),
         )
         self.losses: list[str] = []
+        self.forbidden_losses = 0
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -91,6 +97,7 @@ class Candidate:
                 await self.elector.run(self._lead)
             except LeadershipLost as lost:
                 self.losses.append(str(lost))
+                self.forbidden_losses += lost.is_forbidden
 
     async def _lead(self) -> None:
         assert self.elector.is_leader
@@ -180,6 +187,24 @@ async def test_a_leader_that_vanished_is_followed_when_its_lease_has_run_out(wor
     assert world.leading == []
     await asyncio.sleep(6)
     assert two.leads
+
+
+async def test_a_leader_that_lacks_the_right_to_renew_says_so(world: World) -> None:
+    """Also if the last attempt, just before the end, is not answered any more."""
+    (one,) = world.add(1)
+    await asyncio.sleep(10.5)
+    one.api.seconds_per_read = 0.3
+    one.api.fault = ApiError(403, "Forbidden", "may not update leases")
+    await asyncio.sleep(12)
+    assert one.losses == ["lease bigfleet/bigfleet-operator: not renewed within 10 s: may not update leases"]
+    assert one.forbidden_losses == 1
+    one.api.fault = None
+    await asyncio.sleep(30)
+    assert one.leads
+    one.api.fault = unreachable("connection refused")
+    await asyncio.sleep(12)
+    assert len(one.losses) == 2
+    assert one.forbidden_losses == 1
 
 
 async def test_a_leader_that_cannot_renew_ends_its_work_in_time(world: World) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from bigfleet.operator.kubernetes.api import SILENT, ApiError
+from bigfleet.operator.kubernetes.api import INVALID_RESPONSE, SILENT, ApiError
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectMeta
 from bigfleet.operator.kubernetes.reflector import Reflector, ReflectorSettings
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS
@@ -300,6 +300,17 @@ async def test_a_server_that_ends_every_watch_at_once_is_not_asked_without_end(e
         ending.cancel()
     # Back-off with full jitter up to 30 s: about 40 attempts of a list and a watch in 10 minutes.
     assert 20 < len(world.api.requests) < 200
+
+
+async def test_after_an_event_that_cannot_be_read_all_is_listed_again() -> None:
+    """The same event would come again with the next watch."""
+    world = World()
+    async with world.running():
+        await asyncio.sleep(5)
+        lists = world.reflector.lists_total
+        world.api.end_watches(ApiError(0, INVALID_RESPONSE, "the answer cannot be read"))
+        await asyncio.sleep(5)
+        assert world.reflector.lists_total == lists + 1
 
 
 async def test_the_server_says_how_long_to_wait() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.model.frames import DrainOutcome
 from bigfleet.model.states import MachineState
-from bigfleet.operator.kubernetes.api import ApiError, JsonObject
+from bigfleet.operator.kubernetes.api import NO_SUCH_PATH, ApiError, JsonObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS, RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.drain_annotation import DrainAnnotation
 from bigfleet.sim.kernel.virtual_time import START_UNIX_SECONDS
@@ -107,15 +107,15 @@ async def test_a_node_that_cannot_be_patched_in_time_expires(world: NodeWorld) -
     assert not world.read_node("n").spec.unschedulable
 
 
-async def test_a_right_that_is_missing_fails_the_drain_with_its_text(world: NodeWorld) -> None:
+async def test_a_node_that_may_not_be_cordoned_ends_the_drain_at_its_deadline(world: NodeWorld) -> None:
     world.node("n", "m")
     operator = world.operator()
     operator.api.rights = AccessRights((allow("get,list,watch", "nodes,pods"),))
     operator.instruct("m")
     result = await operator.result()
 
-    assert result.outcome is DrainOutcome.FAILED
-    assert "cordon Node n" in result.message
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert "Node n could not be cordoned in time" in result.message
     assert "patch" in result.message
 
 
@@ -344,7 +344,26 @@ async def test_a_pod_that_is_gone_or_another_is_not_waited_for(world: NodeWorld)
     assert world.pod_names() == ["again"]
 
 
-async def test_an_eviction_that_stays_forbidden_fails_the_drain_after_a_minute(world: NodeWorld) -> None:
+@pytest.mark.parametrize("rights", [("get,list,watch,patch", "nodes,pods"), ("get,list,watch", "nodes,pods")])
+async def test_a_voluntary_drain_that_stays_forbidden_leaves_the_machine_after_a_minute(
+    world: NodeWorld, rights: tuple[str, str]
+) -> None:
+    """If it failed, the shard would take the machine with the pods on it."""
+    world.node("n", "m")
+    world.node("o")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.api.rights = AccessRights((allow(*rights),))
+    operator.instruct("m", grace_seconds=600, preemptor_priority=0, reason="reclaim")
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.WOULD_NOT_FIT
+    assert "the operator lacks a right: " in result.message
+    assert "cannot" in result.message
+    assert 60 <= now() < 100
+
+
+async def test_a_preemption_that_stays_forbidden_waits_for_the_right_to_its_deadline(world: NodeWorld) -> None:
     world.node("n", "m")
     world.pod("p", "n")
     operator = world.operator()
@@ -352,10 +371,49 @@ async def test_an_eviction_that_stays_forbidden_fails_the_drain_after_a_minute(w
     operator.instruct("m", grace_seconds=600)
     result = await operator.result()
 
-    assert result.outcome is DrainOutcome.FAILED
-    assert "d/p" in result.message
-    assert "cannot create" in result.message
-    assert 60 <= now() < 75
+    assert result.outcome is DrainOutcome.GRACE_EXPIRED
+    assert "1 pod was left: d/p; the operator lacks a right: evict pod d/p: " in result.message
+    assert now() == pytest.approx(600, abs=5)
+
+
+async def test_a_drain_goes_on_when_a_right_is_given_back(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    everything = operator.api.rights
+    operator.api.rights = AccessRights((allow("get,list,watch,patch", "nodes,pods"),))
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(200)
+    assert operator.results == []
+    operator.api.rights = everything
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+
+
+async def test_a_long_retry_after_is_cut(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    busy = ApiError(429, "TooManyRequests", "later", retry_after_seconds=600.0)
+    operator.api.faults.refuse = fail_times(1, busy, resource="pods/eviction")
+    operator.instruct("m", grace_seconds=300)
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
+    assert now() < 90
+
+
+async def test_a_load_balancer_without_an_api_server_ends_no_drain(world: NodeWorld) -> None:
+    """It answers with 404 or 401 itself, which says nothing about the Node."""
+    world.node("n", "m")
+    world.pod("p", "n")
+    operator = world.operator()
+    for answer in (ApiError(404, NO_SUCH_PATH, "no backend"), ApiError(401, "Unauthorized", "Unauthorized")):
+        operator.api.faults.refuse = fail_times(3, answer)
+        operator.instruct("m", id=answer.reason, grace_seconds=600)
+        await asyncio.sleep(1)
+        assert operator.results == []
+
+    assert (await operator.result()).outcome is DrainOutcome.DRAINED
 
 
 async def test_an_api_server_that_refuses_everybody_while_it_starts_fails_no_drain(world: NodeWorld) -> None:

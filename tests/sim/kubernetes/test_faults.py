@@ -171,13 +171,13 @@ async def test_a_dropped_watch_ends_without_an_error() -> None:
     assert server.watches == []
 
 
-async def test_a_kind_that_is_not_served_is_not_found() -> None:
+async def test_a_kind_that_is_not_served_is_named_so() -> None:
     """Nor watched."""
     server = server_with_a_node()
     server.unserved.add(("", "nodes"))
     api = InMemoryApi(server)
-    assert (await error_of(api)).is_not_found
+    assert (await error_of(api)).is_kind_unserved
     with pytest.raises(ApiError) as caught:
         async with api.watch(NODES, resource_version=""):
             pass
-    assert caught.value.is_not_found
+    assert caught.value.is_kind_unserved

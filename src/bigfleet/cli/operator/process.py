@@ -29,7 +29,7 @@ from bigfleet.operator.bootstrap.renderer import SubprocessRenderer, TemplateFau
 from bigfleet.operator.bootstrap.service import BootstrapService, StubBootstrapService
 from bigfleet.operator.bootstrap.template import BootstrapTemplate
 from bigfleet.operator.bootstrap.tokens import NoTokens, SecretTokens, ServiceAccountTokens, TokenMinter
-from bigfleet.operator.kubernetes.access import Right
+from bigfleet.operator.kubernetes.access import ADVICE, Right, RightsMonitor
 from bigfleet.operator.kubernetes.api import KubernetesApi
 from bigfleet.operator.kubernetes.events import EventRecorder
 from bigfleet.operator.kubernetes.lease import LeadershipLost
@@ -174,14 +174,22 @@ async def _run_until(stop: asyncio.Event, parts: _Parts) -> None:
 async def _run(parts: _Parts) -> None:
     await parts.connection.check(_rights(parts), (CAPACITY_REQUESTS, UPCOMING_NODES, AVAILABLE_CAPACITIES))
     following = asyncio.create_task(parts.views.run(), name="views")
+    monitor = RightsMonitor(
+        parts.connection.election_api,
+        _rights(parts),
+        forbidden=parts.connection.forbidden,
+        clock=parts.clock,
+        on_review=parts.metrics.rights_missing.set,
+    )
+    watching = asyncio.create_task(monitor.run(), name="rights")
     leading = asyncio.create_task(_lead_when_elected(parts), name="election")
     try:
-        done, _pending = await asyncio.wait((following, leading), return_when=asyncio.FIRST_COMPLETED)
+        done, _pending = await asyncio.wait((following, watching, leading), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
         # The leader's work and the Lease end before the views that they read.
-        for task in (leading, following):
+        for task in (leading, following, watching):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -206,12 +214,14 @@ async def _lead_when_elected(parts: _Parts) -> None:
             f"the API server {server} was not read completely within {SYNC_SECONDS_MAX:g} s:"
             f" {', '.join(parts.views.unsynced())}"
         ) from None
-    elector = parts.connection.elector(namespace=parts.namespace, lease_name=parts.place.lease_name, clock=parts.clock)
+    elector = parts.connection.elector(namespace=parts.namespace, lease_name=parts.place.lease_name)
     _log.info("operator.ready", cluster=parts.place.cluster, shard=parts.place.shard_address, server=server)
     try:
         await elector.run(lambda: _lead(parts))
     except LeadershipLost as lost:
-        raise RunFault(f"another operator of this cluster may lead now: {lost}") from lost
+        if lost.is_forbidden:
+            raise RunFault(f"RBAC: leadership was lost for want of a right: {lost}; {ADVICE}") from lost
+        raise RunFault(f"leadership was lost, another operator of this cluster may lead now: {lost}") from lost
     finally:
         parts.metrics.leader.set(0)
 

@@ -18,7 +18,7 @@ from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, one_line
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster
 from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
-from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.access import RightsMonitor
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
 from bigfleet.operator.kubernetes.lease import LeadershipLost
@@ -71,6 +71,9 @@ class PodControllerMetrics:
         for outcome in ReconcileOutcome:
             self._reconciles.labels(outcome.value)
         self.leader = Gauge(f"{_PREFIX}_leader", "1 while this process leads.", registry=registry)
+        self.rights_missing = Gauge(
+            f"{_PREFIX}_rights_missing", "Rights that the process lacks, as last reviewed.", registry=registry
+        )
         self.backlog = Gauge(f"{_PREFIX}_backlog", "Pods that wait to be looked at.", registry=registry)
 
     def on_reconcile(self, outcome: ReconcileOutcome) -> None:
@@ -117,7 +120,14 @@ class _Parts:
         requests.add_listener(index.requests_listener)
         claims.add_listener(index.claims_listener)
         volumes.add_listener(index.volumes_listener)
-        self.elector = connection.elector(namespace=place.namespace, lease_name=place.lease_name, clock=clock)
+        self.rights = RightsMonitor(
+            connection.election_api,
+            pod_controller_rights(place.namespace),
+            forbidden=connection.forbidden,
+            clock=clock,
+            on_review=self.metrics.rights_missing.set,
+        )
+        self.elector = connection.elector(namespace=place.namespace, lease_name=place.lease_name)
         self.metrics.leader.set_function(lambda: float(self.elector.is_leader))
         self.metrics.backlog.set_function(lambda: float(self.controller.backlog))
 
@@ -154,10 +164,7 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
 async def _checked(connection: ClusterConnection, place: PodControllerPlace) -> None:
     """Look for what is missing in the cluster. Raises RunFault naming all of it."""
     await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS,))
-    try:
-        classes = await connection.api.list_page(PRIORITY_CLASSES)
-    except ApiError as error:
-        raise connection.fault(error) from error
+    classes = await connection.ask(lambda: connection.api.list_page(PRIORITY_CLASSES))
     for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):
         advice = "correct --priority-class-defaults, or create the PriorityClass"
         _log.warning("operator.priority_class_unknown", priority_class=name, advice=advice)
@@ -185,7 +192,7 @@ async def _run(parts: _Parts, place: PodControllerPlace, stop: asyncio.Event) ->
     """Follow the cluster, and write while this process leads, until the stop."""
     clock = SystemClock()
     flows: list[Coroutine[Any, Any, None]] = [cache.run() for cache in parts.caches]
-    flows += [parts.recorder.run(), interpreter.collect_when_due(clock)]
+    flows += [parts.recorder.run(), parts.rights.run(), interpreter.collect_when_due(clock)]
     async with _background(flows) as background:
         await _until(stop, _synced(parts, place.cache_sync_seconds, background))
         if stop.is_set():

@@ -3,18 +3,22 @@
 What is wrong with the cluster or with the credentials is said to a person here, before anything is written.
 """
 
+import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+import structlog
 
 from bigfleet.cli.runtime.failures import RunFault, UsageFault, one_line
 from bigfleet.cli.runtime.system import SystemIds, system_rng
 from bigfleet.model.clock import Clock
-from bigfleet.operator.kubernetes.access import Right, missing_rights
+from bigfleet.operator.kubernetes.access import ADVICE, Right, missing_rights
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi, Resource
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.http import HttpKubernetesApi
@@ -23,6 +27,16 @@ from bigfleet.operator.kubernetes.lease import LeaderElector
 
 #: Tells the requests of the second client apart in the API server's log.
 ELECTION_SUFFIX: Final = "/leader-election"
+#: A process that starts while its API server is away waits for it so long: one that ended at once would be started
+#: again with growing pauses, and would not be there when the API server is back.
+AWAY_SECONDS_MAX: Final = 120.0
+#: An API server that was restarted forbids everything until it has read its roles.
+_FORBIDDEN_SECONDS_MAX: Final = 20.0
+_RETRY_SECONDS: Final = 2.0
+
+T = TypeVar("T")
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +47,11 @@ class ClusterConnection:
     api: KubernetesApi
     #: For the Lease alone: a backlog of other requests delays no renewal.
     election_api: KubernetesApi
+    clock: Clock
+    #: Set when a request was refused for want of a right.
+    forbidden: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def elector(self, *, namespace: str, lease_name: str, clock: Clock) -> LeaderElector:
+    def elector(self, *, namespace: str, lease_name: str) -> LeaderElector:
         """Return what elects this process among the others of the Lease."""
         return LeaderElector(
             self.election_api,
@@ -42,33 +59,47 @@ class ClusterConnection:
             name=lease_name,
             host=socket.gethostname(),
             ids=SystemIds(),
-            clock=clock,
+            clock=self.clock,
             rng=system_rng(),
         )
 
     async def check(self, rights: Iterable[Right], definitions: Iterable[Resource[Any]]) -> None:
         """Look for rights and custom resources that are missing. Raises RunFault, naming all missing rights."""
-        try:
-            missing = await missing_rights(self.api, rights)
-            if missing:
+        wanted = tuple(rights)
+        missing = await self.ask(lambda: missing_rights(self.api, wanted))
+        if missing:
+            raise RunFault(f"RBAC: missing rights: {'; '.join(missing)}; {ADVICE}")
+        for definition in definitions:
+            if not await self.ask(partial(self._is_served, definition)):
                 raise RunFault(
-                    f"RBAC: missing rights: {'; '.join(missing)}; grant the account of this process"
-                    " the rights of deploy/kubernetes"
+                    f"API server of {self.endpoint.source}: it does not know {definition.label};"
+                    " install the custom resources of BigFleet (deploy/crds)"
                 )
-            for definition in definitions:
-                if not await self._is_served(definition):
-                    raise RunFault(
-                        f"API server of {self.endpoint.source}: it does not know {definition.label};"
-                        " install the custom resources of BigFleet (deploy/crds)"
-                    )
-        except ApiError as error:
-            raise self.fault(error) from error
+
+    async def ask(self, question: Callable[[], Awaitable[T]]) -> T:
+        """Return the API server's answer to what a process must know at start; wait for a server that is away.
+
+        Raises RunFault when it refuses, or is away for longer than `AWAY_SECONDS_MAX`.
+        """
+        started_seconds = self.clock.monotonic_seconds()
+        while True:
+            try:
+                return await question()
+            except ApiError as error:
+                delay_seconds = max(error.retry_after_seconds or 0.0, _RETRY_SECONDS)
+                seconds_max = AWAY_SECONDS_MAX if error.is_transient else 0.0
+                if error.is_forbidden:
+                    seconds_max = _FORBIDDEN_SECONDS_MAX
+                if self.clock.monotonic_seconds() + delay_seconds - started_seconds >= seconds_max:
+                    raise self.fault(error) from error
+                _log.warning("operator.start_delayed", error=str(error), retry_seconds=delay_seconds)
+                await self.clock.sleep(delay_seconds)
 
     async def _is_served(self, resource: Resource[Any]) -> bool:
         try:
             await self.api.list_page(resource, limit=1)
         except ApiError as error:
-            if not error.is_not_found:
+            if not error.is_kind_unserved:
                 raise
             return False
         return True
@@ -91,8 +122,13 @@ async def connect_cluster(
     endpoint: ApiEndpoint, *, clock: Clock, user_agent: str, qps: float, burst: int
 ) -> AsyncIterator[ClusterConnection]:
     """Have clients of the API server while the context lasts; `qps` of 0 is no limit."""
+    forbidden = asyncio.Event()
     async with (
-        HttpKubernetesApi(endpoint, clock=clock, user_agent=user_agent, qps=qps, burst=burst) as api,
-        HttpKubernetesApi(endpoint, clock=clock, user_agent=user_agent + ELECTION_SUFFIX) as election_api,
+        HttpKubernetesApi(
+            endpoint, clock=clock, user_agent=user_agent, qps=qps, burst=burst, on_forbidden=forbidden.set
+        ) as api,
+        HttpKubernetesApi(
+            endpoint, clock=clock, user_agent=user_agent + ELECTION_SUFFIX, on_forbidden=forbidden.set
+        ) as election_api,
     ):
-        yield ClusterConnection(endpoint=endpoint, api=api, election_api=election_api)
+        yield ClusterConnection(endpoint=endpoint, api=api, election_api=election_api, clock=clock, forbidden=forbidden)

@@ -32,6 +32,8 @@ WORKERS: Final = 16
 TICK_SECONDS: Final = 1.0
 #: Every status is compared again so often: repairs what could not be written.
 SWEEP_SECONDS: Final = 600.0
+#: What was forbidden is tried again so often.
+FORBIDDEN_RETRY_SECONDS: Final = 30.0
 #: At most one Event per request.
 EVENT_SECONDS: Final = 600.0
 BACKOFF_FIRST_SECONDS: Final = 0.5
@@ -107,6 +109,8 @@ class StatusWriter:
         self._written: dict[ObjectKey, CapacityRequestObject] = {}
         #: To be put with the next tick: the view was behind.
         self._conflicting: dict[ObjectKey, int] = {}
+        #: To be put again after a while: a right may be given back. They must not occupy the workers meanwhile.
+        self._forbidden: dict[ObjectKey, int] = {}
         #: When the last Event of a request was recorded, by uid, oldest first.
         self._reported_seconds: OrderedDict[str, float] = OrderedDict()
         self._logged_seconds: float | None = None
@@ -131,12 +135,17 @@ class StatusWriter:
                 tasks.create_task(self._work())
 
     async def _tick(self) -> None:
-        swept_seconds = self._clock.monotonic_seconds()
+        swept_seconds = retried_seconds = self._clock.monotonic_seconds()
         while True:
             self._verdicts.tick()
             conflicting, self._conflicting = self._conflicting, {}
             for key, urgency in conflicting.items():
                 self._queue.put(key, urgency)
+            if self._clock.monotonic_seconds() - retried_seconds >= FORBIDDEN_RETRY_SECONDS:
+                retried_seconds = self._clock.monotonic_seconds()
+                forbidden, self._forbidden = self._forbidden, {}
+                for key, urgency in forbidden.items():
+                    self._queue.put(key, urgency)
             if self._clock.monotonic_seconds() - swept_seconds >= SWEEP_SECONDS:
                 swept_seconds = self._clock.monotonic_seconds()
                 for entry in self._demand:
@@ -180,6 +189,8 @@ class StatusWriter:
             self._conflicting[key] = urgency
             return
         self.failures_total += 1
+        if error.is_forbidden:
+            self._forbidden[key] = urgency
         now_seconds = self._clock.monotonic_seconds()
         if self._logged_seconds is None or now_seconds - self._logged_seconds >= _LOG_SECONDS:
             self._logged_seconds = now_seconds
@@ -190,7 +201,7 @@ class StatusWriter:
                 error=str(error),
                 failures_total=self.failures_total,
                 waiting=self.backlog,
-                will_retry=error.is_transient,
+                will_retry=error.is_transient or error.is_forbidden,
             )
 
     # ---- one request --------------------------------------------------------------------------------------------

@@ -1,18 +1,30 @@
-"""Checks at start which rights a process lacks, by SelfSubjectAccessReviews.
+"""Checks which rights a process lacks, by SelfSubjectAccessReviews: at start, and when a request was forbidden.
 
 All rights are asked for, so that a person repairs them at once and not one by one.
 """
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from bigfleet.operator.kubernetes.api import Json, KubernetesApi, Resource
+import structlog
+
+from bigfleet.model.clock import Clock
+from bigfleet.operator.kubernetes.api import ApiError, Json, KubernetesApi, Resource
 from bigfleet.operator.kubernetes.resources import ACCESS_REVIEWS
 
+log = structlog.get_logger(__name__)
+
+#: What a person is to do about missing rights.
+ADVICE: Final = "grant the account of this process the rights of deploy/kubernetes"
 #: Reviews under way at a time.
 _AT_ONCE_MAX = 8
+#: While rights are missing they are reviewed so often, and after each forbidden request at most so often.
+REVIEW_SECONDS: Final = 10.0
+#: Rights that stay missing are logged so often.
+_REPEAT_SECONDS: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,3 +84,49 @@ async def _review(api: KubernetesApi, right: Right, verb: str) -> bool:
         },
     )
     return review.status.allowed
+
+
+class RightsMonitor:
+    """Names the rights that a running process has lost, and says when they are back.
+
+    What the process does with the rights that it has goes on; each part retries what was forbidden.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        rights: Iterable[Right],
+        *,
+        forbidden: asyncio.Event,
+        clock: Clock,
+        on_review: Callable[[int], None] = lambda missing: None,
+    ) -> None:
+        """Take the rights, what is set when a request was forbidden, and what hears how many rights are missing."""
+        self._api = api
+        self._rights = tuple(rights)
+        self._forbidden = forbidden
+        self._clock = clock
+        self._on_review = on_review
+        self.missing: tuple[str, ...] = ()
+        self._logged_seconds = 0.0
+
+    async def run(self) -> None:
+        """Review the rights after each forbidden request, and until all are there again; until cancelled."""
+        while True:
+            if not self.missing:
+                await self._forbidden.wait()
+            # An API server that was restarted forbids everything until it has read its roles.
+            await self._clock.sleep(REVIEW_SECONDS)
+            self._forbidden.clear()
+            with contextlib.suppress(ApiError):
+                self._note(tuple(await missing_rights(self._api, self._rights)))
+
+    def _note(self, missing: tuple[str, ...]) -> None:
+        former, self.missing = self.missing, missing
+        self._on_review(len(missing))
+        now_seconds = self._clock.monotonic_seconds()
+        if missing and (missing != former or now_seconds - self._logged_seconds >= _REPEAT_SECONDS):
+            self._logged_seconds = now_seconds
+            log.error("operator.rights_missing", missing="; ".join(missing), advice=ADVICE)
+        elif former and not missing:
+            log.info("operator.rights_restored", restored="; ".join(former))

@@ -90,6 +90,14 @@ class PatchKind(Enum):
 
 #: Reason of an ApiError with status 0: a watch carried nothing for longer than a server is ever quiet.
 SILENT = "Silent"
+#: Reason of an ApiError with status 0: an answer came that is not one of an API server.
+INVALID_RESPONSE = "InvalidResponse"
+#: Reason of an ApiError with status 404 whose answer names no object: the server serves no such kind, or what answered
+#: is no API server, such as a load balancer without one behind it.
+NO_SUCH_PATH = "NoSuchPath"
+
+#: What API servers refuse for good, until the request or somebody's rights change.
+_FINAL = frozenset({400, 403, 405, 409, 410, 413, 415, 422})
 
 
 class ApiError(Exception):
@@ -118,8 +126,13 @@ class ApiError(Exception):
 
     @property
     def is_not_found(self) -> bool:
-        """Say whether the object, or its kind, does not exist."""
-        return self.status == 404
+        """Say whether the object does not exist, on the word of an API server that serves its kind."""
+        return self.status == 404 and self.reason != NO_SUCH_PATH
+
+    @property
+    def is_kind_unserved(self) -> bool:
+        """Say whether nothing is served at the path of the request."""
+        return self.status == 404 and self.reason == NO_SUCH_PATH
 
     @property
     def is_conflict(self) -> bool:
@@ -138,8 +151,13 @@ class ApiError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Say whether the same request may succeed later: no answer, 429, or a server error."""
-        return self.status in (0, 408, 429) or self.status >= 500
+        """Say whether the same request may succeed later, without anybody's doing.
+
+        So are refusals that say nothing about the request itself: no answer, 429, a server error; 401, with which an
+        API server that has lost its storage refuses valid tokens; a redirect or a missing path, with which a load
+        balancer answers while no API server is behind it.
+        """
+        return not (self.is_not_found or self.status in _FINAL)
 
 
 class KubernetesApi(Protocol):

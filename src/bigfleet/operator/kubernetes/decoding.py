@@ -10,13 +10,14 @@ from typing import Any, Generic, TypeVar, cast
 import msgspec
 import structlog
 
-from bigfleet.operator.kubernetes.api import ApiError, EventType, Page, WatchEvent
+from bigfleet.operator.kubernetes.api import NO_SUCH_PATH, ApiError, EventType, Page, WatchEvent
 from bigfleet.operator.kubernetes.objects import KubernetesObject, ObjectList, ObjectMeta, StatusObject
 
 T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
+STATUS_KIND = "Status"
 #: What of a body that is no Status is quoted.
 _QUOTED_CHARACTERS_MAX = 200
 #: A server that asks for more is asked again all the same.
@@ -36,6 +37,10 @@ _REASONS = {
     503: "ServiceUnavailable",
     504: "Timeout",
 }
+
+
+#: What decoders raise for bytes that are no JSON, or too deeply nested.
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class MalformedAnswer(Exception):
@@ -76,9 +81,10 @@ class ObjectDecoder(Generic[T]):
     def object(self, body: bytes) -> T:
         """Return one object. Raises MalformedAnswer."""
         try:
-            return self._object.decode(body)
-        except msgspec.MsgspecError as error:
+            found = self._object.decode(body)
+        except _UNREADABLE as error:
             raise MalformedAnswer(str(error)) from error
+        return _named(found)
 
     def page(self, body: bytes) -> tuple[Page[T], int]:
         """Return a page, and of how many of its objects nothing but the metadata fits. Raises MalformedAnswer."""
@@ -93,27 +99,30 @@ class ObjectDecoder(Generic[T]):
             pairs = [self.object_or_metadata(bytes(each)) for each in raw.items or ()]
             items = [item for item, _ in pairs]
             faults = sum(not is_whole for _, is_whole in pairs)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise MalformedAnswer(str(error)) from error
+        if not metadata.resource_version:
+            # Any JSON object would be an empty list, and everything in memory would vanish.
+            raise MalformedAnswer("it is no list: metadata.resourceVersion is absent")
         page = Page(items=items, resource_version=metadata.resource_version, continue_token=metadata.continue_token)
         return page, faults
 
     def _raw_list(self, body: bytes) -> ObjectList[msgspec.Raw]:
         try:
             return _RAW_LIST.decode(body)
-        except msgspec.MsgspecError as error:
+        except _UNREADABLE as error:
             raise MalformedAnswer(str(error)) from error
 
     def object_or_metadata(self, body: bytes) -> tuple[T, bool]:
         """Return one object, and whether it fits its type; else it holds its metadata alone. Raises MalformedAnswer."""
         try:
             return self._object.decode(body), True
-        except msgspec.MsgspecError as fault:
+        except _UNREADABLE as fault:
             if not issubclass(self._type, KubernetesObject):
                 raise MalformedAnswer(str(fault)) from fault
             try:
                 metadata: ObjectMeta = _METADATA.decode(body).metadata
-            except msgspec.MsgspecError as error:
+            except _UNREADABLE as error:
                 raise MalformedAnswer(str(error)) from error
             log.warning(
                 "operator.object_malformed",
@@ -160,7 +169,7 @@ class WatchDecoder(Generic[T]):
                 # An API server writes null where an object of the kind must have a list.
                 return WatchEvent(EventType.BOOKMARK, None, _version_of(bytes(raw.object))), True
             found, is_whole = self._objects.object_or_metadata(bytes(raw.object))
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise MalformedAnswer(str(error)) from error
         kind = _TYPES.get(name)
         if kind is None:
@@ -168,20 +177,29 @@ class WatchDecoder(Generic[T]):
                 raise _in_stream(what, bytes(_raw_frame(line).object))
             raise MalformedAnswer(f"unknown type of event {name!r}")
         version = cast(KubernetesObject, found).metadata.resource_version
-        return WatchEvent(kind, None if kind is EventType.BOOKMARK else found, version), is_whole
+        if kind is EventType.BOOKMARK:
+            return WatchEvent(kind, None, version), True
+        return WatchEvent(kind, _named(found), version), is_whole
+
+
+def _named(found: T) -> T:
+    """Return an object that has a name, or is of a kind without one. Raises MalformedAnswer: any JSON would fit."""
+    if isinstance(found, KubernetesObject) and not found.metadata.name:
+        raise MalformedAnswer("it is no object: metadata.name is absent")
+    return found
 
 
 def _raw_frame(line: bytes) -> _WatchFrame[msgspec.Raw]:
     try:
         return _RAW_FRAME.decode(line)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise MalformedAnswer(str(error)) from error
 
 
 def _version_of(body: bytes) -> str:
     try:
         metadata: ObjectMeta = _METADATA.decode(body).metadata
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise MalformedAnswer(str(error)) from error
     return metadata.resource_version
 
@@ -194,17 +212,20 @@ def error_of(what: str, http_status: int, headers: Mapping[str, str], body: byte
     """Return the error of a refused request: from a Status where the body is one, else from the HTTP status."""
     try:
         status = _STATUS.decode(body)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         status = StatusObject()
     code = http_status or status.code or 500
     text = status.message or body.decode("utf-8", "replace").strip()[:_QUOTED_CHARACTERS_MAX] or "no reason given"
+    reason = status.reason or _REASONS.get(code, "Unknown")
+    if code == 404 and status.kind != STATUS_KIND:
+        reason = NO_SUCH_PATH
     details = status.details
     seconds = _seconds(headers.get("Retry-After", ""))
     if seconds is None and details is not None and details.retry_after_seconds:
         seconds = float(details.retry_after_seconds)
     return ApiError(
         code,
-        status.reason or _REASONS.get(code, "Unknown"),
+        reason,
         f"{what}: {text} (HTTP {code})",
         causes=tuple(cause.reason for cause in (details.causes if details else None) or ()),
         retry_after_seconds=None if seconds is None else min(seconds, _RETRY_AFTER_SECONDS_MAX),

@@ -8,7 +8,7 @@ import os
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from yarl import URL
 
 from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.api import (
+    INVALID_RESPONSE,
     SILENT,
     ApiError,
     JsonObject,
@@ -58,8 +59,12 @@ class HttpKubernetesApi:
         request_seconds_max: float = 30.0,
         watch_quiet_seconds_max: float = WATCH_QUIET_SECONDS_MAX,
         connections_max: int = 64,
+        on_forbidden: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take the endpoint and limits. `qps` of 0 means no limit; a watch occupies a connection while it is open."""
+        """Take the endpoint and limits. `qps` of 0 means no limit; a watch occupies a connection while it is open.
+
+        `on_forbidden` is called when a request is refused for want of a right.
+        """
         self._endpoint = endpoint
         self._user_agent = user_agent
         self._throttle = RequestThrottle(clock=clock, per_second=qps, burst=burst)
@@ -68,6 +73,7 @@ class HttpKubernetesApi:
             total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=watch_quiet_seconds_max
         )
         self._connections_max = connections_max
+        self._on_forbidden = on_forbidden
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
         self._tls: tuple[tuple[bytes, bytes, bytes], ssl.SSLContext] | None = None
@@ -128,7 +134,7 @@ class HttpKubernetesApi:
         response = await self._send(what, "GET", _path(resource, namespace), query=query, timeout=self._watch_timeout)
         try:
             if response.status != 200:
-                raise error_of(what, response.status, response.headers, await self._read(what, response))
+                raise self._refusal(what, response, await self._read(what, response))
             events = self._events(what, response, WatchDecoder.of(resource.type))
             try:
                 yield events
@@ -179,7 +185,7 @@ class HttpKubernetesApi:
             *lines, rest = (rest + chunk).split(b"\n")
             if len(rest) > WATCH_LINE_BYTES_MAX:
                 raise ApiError(
-                    0, "InvalidResponse", f"{what}: the server sent a line of more than {WATCH_LINE_BYTES_MAX} bytes"
+                    0, INVALID_RESPONSE, f"{what}: the server sent a line of more than {WATCH_LINE_BYTES_MAX} bytes"
                 )
             for line in lines:
                 if line:
@@ -294,8 +300,14 @@ class HttpKubernetesApi:
         async with response:
             answer = await self._read(what, response)
             if not 200 <= response.status < 300:
-                raise error_of(what, response.status, response.headers, answer)
+                raise self._refusal(what, response, answer)
             return answer
+
+    def _refusal(self, what: str, response: aiohttp.ClientResponse, answer: bytes) -> ApiError:
+        error = error_of(what, response.status, response.headers, answer)
+        if error.is_forbidden:
+            self._on_forbidden()
+        return error
 
     async def _send(
         self,
@@ -480,7 +492,7 @@ class _Decoding:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, MalformedAnswer):
-            raise ApiError(0, "InvalidResponse", f"{self._what}: the answer cannot be read: {error}") from error
+            raise ApiError(0, INVALID_RESPONSE, f"{self._what}: the answer cannot be read: {error}") from error
 
 
 def _plain(value: object) -> object:

@@ -26,10 +26,20 @@ log = structlog.get_logger(__name__)
 #: Candidates do not ask in step.
 _CANDIDATE_JITTER = 0.2
 _RELEASE_SECONDS_MAX = 5.0
+_UNANSWERED = "no answer in time"
+#: A candidate that fails for the same reason again and again says so this often.
+_REPEAT_SECONDS = 60.0
 
 
 class LeadershipLost(Exception):
-    """Another process may lead now; the message says why."""
+    """Another process may lead now; the message says why.
+
+    `is_forbidden`: the Lease could not be renewed for want of a right.
+    """
+
+    def __init__(self, message: str, *, is_forbidden: bool = False) -> None:
+        super().__init__(message)
+        self.is_forbidden = is_forbidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +86,10 @@ class LeaderElector:
         #: The Lease as last seen, and when that version was first seen.
         self._seen: LeaseObject | None = None
         self._seen_seconds = 0.0
+        #: The failure that was logged last, and when.
+        self._logged = ("", 0.0)
+        #: Whether the last answer to a renewal was that a right is missing.
+        self._is_forbidden = False
         #: Until when this process leads; None when it does not.
         self._leads_until_seconds: float | None = None
 
@@ -118,7 +132,8 @@ class LeaderElector:
         if lost:
             reason = renewal.result()
             log.warning("operator.leadership_lost", lease=f"{self._namespace}/{self._name}", reason=reason)
-            raise LeadershipLost(f"lease {self._namespace}/{self._name}: {reason}") from failure
+            text = f"lease {self._namespace}/{self._name}: {reason}"
+            raise LeadershipLost(text, is_forbidden=self._is_forbidden) from failure
         if failure is not None:
             raise failure
 
@@ -133,7 +148,7 @@ class LeaderElector:
             except (ApiError, TimeoutError) as error:
                 acquired = False
                 if not (isinstance(error, ApiError) and error.is_conflict):
-                    log.warning("operator.election_failed", error=str(error) or "no answer in time")
+                    self._log_failure(str(error) or _UNANSWERED)
             if acquired:
                 self._leads_until_seconds = started_seconds + self._settings.renew_seconds_max
                 if self.is_leader:
@@ -141,24 +156,36 @@ class LeaderElector:
                 self._leads_until_seconds = None
             await self._clock.sleep(self._settings.retry_seconds * (1 + self._rng.uniform(0.0, _CANDIDATE_JITTER)))
 
+    def _log_failure(self, text: str) -> None:
+        now_seconds = self._clock.monotonic_seconds()
+        last_text, last_seconds = self._logged
+        if text != last_text or now_seconds - last_seconds >= _REPEAT_SECONDS:
+            self._logged = (text, now_seconds)
+            log.warning("operator.election_failed", error=text)
+
     async def _renew(self) -> str:
         """Renew until the Lease is lost; return why."""
-        reason = "it was not renewed"
+        reason, self._is_forbidden = "", False
         while True:
             await self._clock.sleep(min(self._settings.retry_seconds, self._left_seconds()))
             if self._left_seconds() <= 0:
-                return f"not renewed within {self._settings.renew_seconds_max:g} s: {reason}"
+                return f"not renewed within {self._settings.renew_seconds_max:g} s: {reason or _UNANSWERED}"
             started_seconds = self._clock.monotonic_seconds()
+            left_seconds = self._left_seconds()
             try:
-                async with asyncio.timeout(self._left_seconds()):
-                    if not await self._try():
+                async with asyncio.timeout(left_seconds):
+                    is_ours = await self._try()
+                    reason, self._is_forbidden = "", False
+                    if not is_ours:
                         return f"{self.holder or 'another process'} holds it"
                 self._leads_until_seconds = started_seconds + self._settings.renew_seconds_max
             except ApiError as error:
                 # Also a conflict: the next look shows whose the Lease is.
-                reason = str(error)
+                reason, self._is_forbidden = str(error), error.is_forbidden
             except TimeoutError:
-                reason = "no answer in time"
+                # The last attempt may have had no time for an answer; then the one before says why.
+                if not reason or left_seconds >= self._settings.retry_seconds:
+                    reason, self._is_forbidden = _UNANSWERED, False
 
     def _left_seconds(self) -> float:
         return (self._leads_until_seconds or 0.0) - self._clock.monotonic_seconds()

@@ -93,6 +93,7 @@ class StatusDetails(_Struct):
 class StatusObject(_Struct):
     """The answer of a failed request, of an eviction and of a deletion."""
 
+    kind: str = ""
     status: str = ""
     message: str = ""
     reason: str = ""
@@ -441,8 +442,8 @@ class AccessReviewStatus(_Struct):
     reason: str = ""
 
 
-class AccessReview(KubernetesObject):
-    """The answer to a SelfSubjectAccessReview."""
+class AccessReview(_Struct):
+    """The answer to a SelfSubjectAccessReview, which has no name."""
 
     status: AccessReviewStatus = msgspec.field(default_factory=AccessReviewStatus)
 

@@ -15,7 +15,15 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
-from bigfleet.operator.kubernetes.api import SILENT, ApiError, EventType, KubernetesApi, Resource, WatchEvent
+from bigfleet.operator.kubernetes.api import (
+    INVALID_RESPONSE,
+    SILENT,
+    ApiError,
+    EventType,
+    KubernetesApi,
+    Resource,
+    WatchEvent,
+)
 from bigfleet.operator.kubernetes.objects import KubernetesObject
 from bigfleet.operator.kubernetes.views import ObjectListener
 
@@ -233,7 +241,8 @@ class Reflector(Generic[K]):
                 async for event in events:
                     self._apply(event)
         except ApiError as error:
-            if error.is_expired:
+            if error.is_expired or error.reason == INVALID_RESPONSE:
+                # What cannot be read now would not be read at the next attempt either.
                 self._version = ""
             raise
         lasted_seconds = self._clock.monotonic_seconds() - opened_seconds

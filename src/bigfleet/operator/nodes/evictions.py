@@ -16,6 +16,8 @@ from bigfleet.operator.kubernetes.resources import EVICTIONS, PODS
 #: What Kubernetes gives a pod that says nothing.
 POD_GRACE_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5.0
+#: A server that asks for a longer pause is asked all the same: a drain has a deadline.
+RETRY_SECONDS_MAX: Final = 60.0
 _BUDGET_CAUSE: Final = "DisruptionBudget"
 #: A namespace that is being deleted refuses evictions with 403; its pods go by themselves.
 _ENDING_NAMESPACE_CAUSE: Final = "NamespaceTerminating"
@@ -79,7 +81,8 @@ class PodEvictor:
 
 
 def _refused(error: ApiError) -> EvictionOutcome:
-    retry_seconds = error.retry_after_seconds if error.retry_after_seconds is not None else RETRY_SECONDS
+    asked_seconds = error.retry_after_seconds
+    retry_seconds = RETRY_SECONDS if asked_seconds is None else min(asked_seconds, RETRY_SECONDS_MAX)
     text = str(error)
     if error.is_not_found or error.is_conflict:
         # Gone, or another pod under this name. The caches will say so.

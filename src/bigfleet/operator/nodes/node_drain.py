@@ -31,7 +31,8 @@ ROUND_JITTER: Final = 0.25
 EVICTIONS_AT_ONCE_MAX: Final = 10
 NAMES_MAX: Final = 10
 CORDON_RETRY_SECONDS_MAX: Final = 30.0
-#: An API server that was restarted refuses everybody until it has read its roles; a right that is missing stays so.
+#: A voluntary drain that is forbidden for so long is given up. An API server that was restarted refuses everybody until
+#: it has read its roles; a right that is missing stays so.
 FORBIDDEN_SECONDS: Final = 60.0
 _FORCED_ATTEMPTS: Final = 3
 _FORCED_RETRY_SECONDS: Final = 1.0
@@ -101,6 +102,8 @@ class NodeDrain:
         self._clock = tools.clock
         #: Since when the API server has refused for want of a right, and nothing else; None when it has not.
         self._forbidden_since_seconds: float | None = None
+        #: What it refused last so, "" when it does not.
+        self._forbidden_text = ""
 
     async def begin(self) -> None:
         """Cordon the Node; retried until the deadline."""
@@ -223,20 +226,27 @@ class NodeDrain:
             if outcome.answer is EvictionAnswer.FORBIDDEN:
                 self._check_right(f"evict pod {_name(pod)}: {outcome.text}")
             else:
-                self._forbidden_since_seconds = None
+                self._forbidden_since_seconds, self._forbidden_text = None, ""
 
     def _check_right(self, text: str) -> None:
-        """Note that a right is missing; raise DrainEnded once it has been for longer than an API server starts."""
+        """Note that a right is missing; give a voluntary drain up once it has been for longer than a server starts.
+
+        Any other drain goes on to its deadline, as one that a budget blocks: if it ended, the shard would take the
+        machine with the pods on it.
+        """
         now_seconds = self._clock.monotonic_seconds()
+        self._forbidden_text = text
         if self._forbidden_since_seconds is None:
             self._forbidden_since_seconds = now_seconds
-        if now_seconds - self._forbidden_since_seconds >= FORBIDDEN_SECONDS:
-            raise DrainEnded(DrainOutcome.FAILED, text)
+            log.warning("drain.forbidden", machine=self._drain.record.machine_id, error=text)
+        if self._drain.is_voluntary and now_seconds - self._forbidden_since_seconds >= FORBIDDEN_SECONDS:
+            raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, f"the operator lacks a right: {text}")
 
     async def _expire(self, pods: list[PodObject]) -> None:
         """End the drain; a resumed one that is to force returns once the shard has named it in this process."""
         if not self._tools.force:
-            raise DrainEnded(DrainOutcome.GRACE_EXPIRED, _left_text(pods))
+            why = f"; the operator lacks a right: {self._forbidden_text}" if self._forbidden_text else ""
+            raise DrainEnded(DrainOutcome.GRACE_EXPIRED, _left_text(pods) + why)
         if not self._drain.is_confirmed.is_set():
             # The annotation may be older than the shard's last word, and what follows cannot be taken back.
             await self._drain.is_confirmed.wait()

@@ -385,7 +385,7 @@ class PodController:
 
     def _failed(self, uid: str, error: ApiError) -> float:
         """Log a failed request to the API server; return when to try again."""
-        can_succeed = error.is_transient or error.is_conflict
+        can_succeed = error.is_transient or error.is_conflict or error.is_forbidden
         limit_seconds = _BACKOFF_SECONDS_MAX if can_succeed else _REFUSED_BACKOFF_SECONDS_MAX
         delay_seconds = self._backoff_seconds(uid, error, limit_seconds)
         now_seconds = self._clock.monotonic_seconds()

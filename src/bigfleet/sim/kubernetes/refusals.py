@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bigfleet.operator.kubernetes.api import ApiError, Resource
+from bigfleet.operator.kubernetes.api import NO_SUCH_PATH, ApiError, Resource
 
 AnyResource = Resource[Any]
 
@@ -19,7 +19,7 @@ def not_found(resource: AnyResource, name: str) -> ApiError:
 
 def kind_not_found() -> ApiError:
     """Say that the server serves no such kind."""
-    return ApiError(404, "NotFound", "the server could not find the requested resource")
+    return ApiError(404, NO_SUCH_PATH, "404 page not found")
 
 
 def already_exists(resource: AnyResource, name: str) -> ApiError:

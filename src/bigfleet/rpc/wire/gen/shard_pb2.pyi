@@ -633,7 +633,7 @@ class DrainResult(_message.Message):
         OUTCOME_NODE_NOT_FOUND: DrainResult._Outcome.ValueType  # 3
         OUTCOME_FAILED: DrainResult._Outcome.ValueType  # 4
         OUTCOME_WOULD_NOT_FIT: DrainResult._Outcome.ValueType  # 100
-        """The evicted pods would not fit on the other nodes; the node was not touched."""
+        """The evicted pods would not fit on the other nodes, or must not be evicted; the node stays in service."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: DrainResult.Outcome.ValueType  # 0
@@ -642,7 +642,7 @@ class DrainResult(_message.Message):
     OUTCOME_NODE_NOT_FOUND: DrainResult.Outcome.ValueType  # 3
     OUTCOME_FAILED: DrainResult.Outcome.ValueType  # 4
     OUTCOME_WOULD_NOT_FIT: DrainResult.Outcome.ValueType  # 100
-    """The evicted pods would not fit on the other nodes; the node was not touched."""
+    """The evicted pods would not fit on the other nodes, or must not be evicted; the node stays in service."""
 
     INSTRUCTION_ID_FIELD_NUMBER: _builtins.int
     MACHINE_ID_FIELD_NUMBER: _builtins.int

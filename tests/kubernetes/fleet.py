@@ -102,6 +102,8 @@ class FleetUnderTest:
         self.folder = folder
         self.clusters = dict(clusters)
         self.programs: dict[str, Program] = {}
+        #: Nodes that every cluster has beside its machines.
+        self.unmanaged_nodes: dict[str, FakeNode] = {}
         self._pools = list(pools)
         self._shard_flags = tuple(shard_flags)
         self._operator_flags = tuple(operator_flags)
@@ -294,7 +296,7 @@ class FleetUnderTest:
 
     async def _follow(self, name: str) -> None:
         async def read() -> Mapping[str, FakeNode]:
-            return nodes_of(await self.machines(), ClusterId(name))
+            return {**nodes_of(await self.machines(), ClusterId(name)), **self.unmanaged_nodes}
 
         await self.clusters[name].follow_machines(read)
 

@@ -20,6 +20,7 @@ from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES
 from bigfleet.operator.nodes.names import is_hashed_label, machine_label
+from bigfleet.operator.nodes.provider_ids import comparable_part, last_part
 from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
@@ -155,7 +156,7 @@ class NodeMatcher:
 
     def _alike(self, provider_id: str) -> Iterable[str]:
         """Return the Nodes whose provider id ends in `/` and the last path part of a machine's."""
-        part = _last_part_of_machine(provider_id)
+        part = comparable_part(provider_id)
         return self._index.by_last_part.get(part, ()) if part else ()
 
     def _may_be(self, node_name: str, label: str) -> bool:
@@ -184,7 +185,7 @@ class NodeMatcher:
         if provider_id:
             self._index.by_provider_id[provider_id].add(name)
             if "/" in provider_id:
-                self._index.by_last_part[provider_id.rpartition("/")[2]].add(name)
+                self._index.by_last_part[last_part(provider_id)].add(name)
         self._tie_all(self._candidates(stored) | (self._candidates(known) if known is not None else set()))
 
     def remove(self, former: NodeObject) -> None:
@@ -210,7 +211,7 @@ class NodeMatcher:
             self._machine_by_label[machine_label(machine_id)].add(machine_id)
             if update.provider_id:
                 self._machine_by_provider_id[update.provider_id].add(machine_id)
-                self._machine_by_last_part[_last_part_of_machine(update.provider_id)].add(machine_id)
+                self._machine_by_last_part[comparable_part(update.provider_id)].add(machine_id)
         since_seconds = None
         if update.state is MachineState.CONFIGURED:
             since_seconds = known.configured_since_seconds if known is not None else None
@@ -239,19 +240,19 @@ class NodeMatcher:
     def _rivals(self, provider_id: str) -> set[str]:
         """Return the machines whose provider id is equal, or ends alike."""
         equal = self._machine_by_provider_id.get(provider_id, set())
-        return equal | self._machine_by_last_part.get(_last_part_of_machine(provider_id), set())
+        return equal | self._machine_by_last_part.get(comparable_part(provider_id), set())
 
     def _forget_keys(self, machine_id: str, known: _ReportedMachine) -> None:
         _discard(self._machine_by_label, machine_label(machine_id), machine_id)
         _discard(self._machine_by_provider_id, known.provider_id, machine_id)
-        _discard(self._machine_by_last_part, _last_part_of_machine(known.provider_id), machine_id)
+        _discard(self._machine_by_last_part, comparable_part(known.provider_id), machine_id)
 
     def _unindex(self, node: NodeObject) -> None:
         name = node.metadata.name
         label, provider_id, _annotation = _keys(node)
         _discard(self._index.by_label, label, name)
         _discard(self._index.by_provider_id, provider_id, name)
-        _discard(self._index.by_last_part, provider_id.rpartition("/")[2], name)
+        _discard(self._index.by_last_part, last_part(provider_id), name)
 
     # ---- ties ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +269,7 @@ class NodeMatcher:
         if provider_id:
             machines |= self._machine_by_provider_id.get(provider_id, set())
             if "/" in provider_id:
-                machines |= self._machine_by_last_part.get(provider_id.rpartition("/")[2], set())
+                machines |= self._machine_by_last_part.get(last_part(provider_id), set())
         tied = self._machine_of.get(node.metadata.name)
         if tied is not None:
             machines.add(tied)
@@ -322,7 +323,7 @@ class NodeMatcher:
             for name in self._unlabelled(self._alike(reported.provider_id))
             if not self._machine_by_provider_id.get(self._nodes[name].spec.provider_id)
         )
-        rivals = self._machine_by_last_part.get(_last_part_of_machine(reported.provider_id), set())
+        rivals = self._machine_by_last_part.get(comparable_part(reported.provider_id), set())
         return alike if alike and self._is_alone(machine_id, rivals) else ()
 
     def _is_alone(self, machine_id: str, rivals: set[str]) -> bool:
@@ -388,12 +389,3 @@ def _says(node: NodeObject, machine_id: str) -> bool:
     """Say whether label and annotation of the Node name the machine."""
     label, _provider_id, annotation = _keys(node)
     return label == machine_label(machine_id) and annotation == machine_id
-
-
-def _last_part_of_machine(provider_id: str) -> str:
-    """Return the last path part of a machine's provider id, "" where it identifies nothing.
-
-    A number at the end of a path counts instances of a scale set: other sets have the same number.
-    """
-    _path, slash, part = provider_id.rpartition("/")
-    return "" if slash and part.isdigit() else part

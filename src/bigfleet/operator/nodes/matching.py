@@ -79,6 +79,8 @@ class NodeMatcher:
         self._machine_of: dict[str, str] = {}
         #: Machines that several Nodes fit, with the names of those.
         self._ambiguous: dict[str, tuple[str, ...]] = {}
+        #: Ties that were written and that the cache does not show yet: UID and version of the Node before, by machine.
+        self._written: dict[str, tuple[str, str]] = {}
         self._listeners: list[TieListener] = []
 
     # ---- reading ------------------------------------------------------------------------------------------------
@@ -299,6 +301,8 @@ class NodeMatcher:
             self._node_of[machine_id] = names[0]
             self._machine_of[names[0]] = machine_id
             self._write_tie_if_missing(machine_id)
+        else:
+            self._written.pop(machine_id, None)
         if former is not None or names:
             self._say(machine_id)
 
@@ -345,10 +349,16 @@ class NodeMatcher:
         node = self.node_of(machine_id)
         if node is not None and not _says(node, machine_id):
             self._queue.put(self._write_tie, machine_id)
+        else:
+            self._written.pop(machine_id, None)
 
     async def _write_tie(self, machine_id: str) -> None:
         node = self.node_of(machine_id)
         if node is None or _says(node, machine_id):
+            return
+        written = self._written.get(machine_id)
+        if written == (node.metadata.uid, node.metadata.resource_version):
+            # The Node has changed in the server alone so far.
             return
         body: dict[str, Any] = {
             # Another Node under this name is refused: its UID is another one.
@@ -365,7 +375,13 @@ class NodeMatcher:
             if not error.is_not_found and not error.is_conflict:
                 raise
             return
-        log.info("operator.node_tied", machine=machine_id, node=node.metadata.name, provider_id=node.spec.provider_id)
+        after = self.node_of(machine_id)
+        if after is not None and not _says(after, machine_id):
+            self._written[machine_id] = (node.metadata.uid, node.metadata.resource_version)
+        if written is None or written[0] != node.metadata.uid:
+            log.info(
+                "operator.node_tied", machine=machine_id, node=node.metadata.name, provider_id=node.spec.provider_id
+            )
 
 
 def _discard(index: defaultdict[str, set[str]], key: str, name: str) -> None:

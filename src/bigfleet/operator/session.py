@@ -16,6 +16,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainResult, NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.states import MachineState
+from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.drains import DrainRecord, DrainTable
 from bigfleet.operator.outbox import OperatorOutbox
 from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, SessionEnded, SessionStream
@@ -46,8 +47,7 @@ class SessionSettings:
 
 def backoff_ceiling_seconds(attempt: int) -> float:
     """Return the longest wait before dial `attempt` (from 1): 500 ms doubling to 30 s; jitter is drawn below it."""
-    # 2**10 is past the bound already; a larger exponent would only make a larger integer.
-    return min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * float(2 ** min(attempt - 1, 10)))
+    return doubled_seconds(attempt - 1, first_seconds=BACKOFF_FIRST_SECONDS, seconds_max=BACKOFF_SECONDS_MAX)
 
 
 class SessionClient:

@@ -15,6 +15,7 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.kubernetes.api import SILENT, ApiError, EventType, KubernetesApi, Resource, WatchEvent
 from bigfleet.operator.kubernetes.objects import KubernetesObject
 from bigfleet.operator.kubernetes.views import ObjectListener
@@ -307,9 +308,10 @@ class Reflector(Generic[K]):
 
     def _delay_seconds(self, attempt: int, error: ApiError) -> float:
         """Return how long to wait before the next attempt (from 1): full jitter, but what the server asks for."""
-        # 2**10 is past the bound already; a larger exponent would only make a larger integer.
-        ceiling_seconds = min(
-            self._settings.backoff_seconds_max, self._settings.backoff_first_seconds * float(2 ** min(attempt - 1, 10))
+        ceiling_seconds = doubled_seconds(
+            attempt - 1,
+            first_seconds=self._settings.backoff_first_seconds,
+            seconds_max=self._settings.backoff_seconds_max,
         )
         return max(self._rng.uniform(0.0, ceiling_seconds), error.retry_after_seconds or 0.0)
 

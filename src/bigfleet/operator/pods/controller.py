@@ -15,6 +15,7 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import retry_delay_seconds
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi, PatchKind
 from bigfleet.operator.kubernetes.objects import (
     CapacityRequestObject,
@@ -32,7 +33,7 @@ from bigfleet.operator.pods.findings import Inexpressible
 from bigfleet.operator.pods.index import PodIndex
 from bigfleet.operator.pods.mapping import PodStanding, map_pod, request_body, request_name, standing_of
 from bigfleet.operator.pods.unmanaged_nodes import UnmanagedNodes
-from bigfleet.operator.work_queue import KeyQueue, retry_delay_seconds
+from bigfleet.operator.work_queue import KeyQueue
 
 #: A request whose pod is gone is left to the garbage collector of the cluster for this long.
 ORPHAN_SECONDS: Final = 5.0

@@ -345,7 +345,7 @@ class FleetUnderTest:
     # ---- waits
 
     async def at_rest(self, *, quiet_cycles: int = QUIET_CYCLES) -> None:
-        """Return once no pod waits that could be hosted, no machine serves nobody, and all objects are exact.
+        """Return once no pod waits that could be hosted, every machine serves a pod, and all objects are exact.
 
         That holds then while the shard decides so many times, and starts nothing any more.
         """

@@ -264,7 +264,7 @@ async def test_machines_without_a_node_are_counted_after_five_minutes(world: Nod
         (record("another", node="by-label"), ()),
         (record("another", node="absent"), ()),
         (record(provider_id="2b"), ("twin-1", "twin-2")),
-        # Equality decides whatever the label says; a like ending does not.
+        # Equality decides against any label; a like ending does not.
         (record("another", provider_id="p://x/m"), ("by-label",)),
         (record("another", provider_id="m"), ()),
     ],

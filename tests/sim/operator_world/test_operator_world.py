@@ -23,7 +23,7 @@ SLOW_SEEDS = [
 ]
 
 
-def told(result: WorldResult) -> list[str]:
+def violations_of(result: WorldResult) -> list[str]:
     """Return what was violated, for a message."""
     return [f"{each.invariant} at {each.at_nanos / 1e9:.1f} s: {each.text}" for each in result.violations]
 
@@ -38,7 +38,7 @@ def short(seed: int, safety_seconds: float) -> WorldResult:
 def test_every_invariant_holds_in_a_short_operator_world() -> None:
     result = short(4, 120.0)
 
-    assert told(result) == []
+    assert violations_of(result) == []
     # Each of them has looked at something.
     assert {name for name in result.checks if name.startswith("K")} == {f"K{number}" for number in range(1, 12)}
 
@@ -49,7 +49,7 @@ def test_every_invariant_holds_in_the_operator_world(seed: int, record_property:
     result = run_operator_plan(draw_operator(seed))
     record_property("fault worlds", (1, int(not result.violations), result.simulated_seconds / 3600))
 
-    assert told(result) == []
+    assert violations_of(result) == []
 
 
 @pytest.mark.long
@@ -61,7 +61,7 @@ def test_every_invariant_holds_in_the_operator_world(seed: int, record_property:
     ],
 )
 def test_an_open_seed_is_removed_from_the_list_once_it_is_mended(seed: int) -> None:
-    assert told(run_operator_plan(draw_operator(seed))) == []
+    assert violations_of(run_operator_plan(draw_operator(seed))) == []
 
 
 @pytest.mark.slow

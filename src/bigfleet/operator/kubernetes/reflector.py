@@ -2,8 +2,8 @@
 
 A list replaces the copy by its difference: objects that vanished while nothing was watched are removed like deleted
 ones. The copy is never emptied because the server is away; `failing_seconds` says for how long it may have been out of
-date. Listeners are called on the event loop, in order. One that raises ends `run` with its exception, because nobody
-knows then what it has missed.
+date. Listeners are called on the event loop, in order. One that raises ends `run` with its exception, because
+it is unknown what it has missed.
 """
 
 import asyncio
@@ -267,7 +267,7 @@ class Reflector(Generic[K]):
     def _put(self, key: _Key, found: K) -> None:
         former = self._objects.get(key)
         if former is not None and former.metadata.uid != found.metadata.uid:
-            # Deleted and created again under the same name while nobody watched: not the same object.
+            # Deleted and created again under the same name while no watch was open: not the same object.
             self._remove(key)
             former = None
         self._objects[key] = found

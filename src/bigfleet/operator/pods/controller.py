@@ -1,6 +1,6 @@
 """Maintains exactly one CapacityRequest for each pod that asks for capacity, for the pod's whole life.
 
-docs/spec/operator.md §11. Each pod is looked at again after every change, whatever the change was; what is written
+docs/spec/operator.md §11. Each pod is looked at again after every change of any kind; what is written
 depends on the newest state alone. Requests of pods that are gone are deleted only after both caches have been read
 completely, while the pods' cache follows the server, and after the server itself has said that the pod is gone. The
 same holds for pods on Nodes that BigFleet did not provide (`bigfleet.operator.pods.unmanaged_nodes`).

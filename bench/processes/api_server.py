@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 
 from bench.cluster_objects import Object, daemon_set, node, pod, request
-from bench.processes.streams import say, share_of, told, until
+from bench.processes.streams import next_command, say, share_of, until
 from bigfleet.cli.runtime.system import configure_logging, run_loop
 from bigfleet.operator.kubernetes.resources import OWNED_BY_POD
 
@@ -251,7 +251,7 @@ async def serve(requests: int, pods: int, nodes: int) -> int:
     stored = {plural: len(each.objects) for plural, each in server.collections.items()}
     sizes = [len(content) for content in server.collections["capacityrequests"].objects.values()]
     say(port=runner.addresses[0][1], request_bytes=sum(sizes) / max(1, len(sizes)), **stored)
-    while line := await told():
+    while line := await next_command():
         word, *arguments = line.split()
         answer: dict[str, Any] = {}
         if word == "touch":

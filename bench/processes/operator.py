@@ -1,4 +1,4 @@
-"""Runs one operator against `bench.processes.api_server`, with a shard that acknowledges whatever it is sent.
+"""Runs one operator against `bench.processes.api_server`, with a shard that acknowledges everything that it is sent.
 
 Everything but the shard is what `bigfleet operator` runs; the parts of a session over gRPC are W11's. The process
 watches itself: processor time, memory, and how late its event loop is. Words come in, JSON objects go out. Nothing here
@@ -21,7 +21,7 @@ from bigfleet.cli.operator import process as command  # isort: skip
 
 from bench.cluster_objects import machine_id
 from bench.harness import resident_mib
-from bench.processes.streams import say, told, until
+from bench.processes.streams import next_command, say, until
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.system import SystemClock, configure_logging, run_loop, system_rng
 from bigfleet.model import frames
@@ -203,7 +203,7 @@ async def run(port: int, machines: int) -> int:
             first_cpu_seconds=shard.first_cpu_seconds,
             first_seconds=shard.first_seconds - started_seconds,
         )
-        while line := await told():
+        while line := await next_command():
             word, *arguments = line.split()
             if word == "wait":
                 counted = counts[arguments[0]]

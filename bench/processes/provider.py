@@ -33,7 +33,7 @@ _NO_PASS_SECONDS = 1e6
 
 
 class PushingBackend(FakeBackend):
-    """A fake that pushes a price when it is told to, and says how long the push took."""
+    """A fake that pushes a price on command, and says how long the push took."""
 
     def __init__(self) -> None:
         super().__init__(0)

@@ -81,12 +81,12 @@ _SESSION_METHOD = "/bigfleet.v1alpha1.Shard/Session"
 
 
 def say(**what: object) -> None:
-    """Write one JSON object to whoever started this process."""
+    """Write one JSON object to the process that started this one."""
     print(json.dumps(what), flush=True)
 
 
-async def told() -> str:
-    """Return the next word from whoever started this process; "" when there is nobody any more."""
+async def next_command() -> str:
+    """Return the next word from the process that started this one; "" when that has ended."""
     line: str = await asyncio.to_thread(sys.stdin.readline)
     return line.strip()
 
@@ -255,7 +255,7 @@ async def serve_sessions(clusters: int) -> int:
     await is_listed.wait()
     say(port=port)
     begun_cycle = 0
-    while word := await told():
+    while word := await next_command():
         if word == "begin":
             begun_cycle = shard.cycle
             watch.begin()
@@ -301,7 +301,7 @@ async def serve_reader(clusters: int) -> int:
         register=lambda server: shardread_server.add_to_server(servicer, server),
     )
     say(port=await server.start("127.0.0.1", 0), short=sum(not row.satisfied for row in report.decision.rows))
-    while await told():
+    while await next_command():
         say(rss_mib=resident_mib(), **_cpu())
     await server.stop(1.0)
     return 0
@@ -358,7 +358,7 @@ class ReportingStream:
 
 
 async def run_streams(port: int, first: int, clusters: int) -> int:
-    """Open the streams of some clusters and report over them until told to end."""
+    """Open the streams of some clusters and report over them until standard input ends."""
     raise_file_limit()
     streams = [ReportingStream(port, cluster) for cluster in range(first, first + clusters)]
     gate = asyncio.Semaphore(DIALS_AT_ONCE_MAX)
@@ -371,7 +371,7 @@ async def run_streams(port: int, first: int, clusters: int) -> int:
         tasks.append(asyncio.create_task(stream.report(place * INTERVAL_SECONDS / clusters)))
     say(streams=len(streams))
     began_cpu_seconds = 0.0
-    while word := await told():
+    while word := await next_command():
         if word == "begin":
             began_cpu_seconds = time.process_time()
         elif word == "end":
@@ -405,7 +405,7 @@ async def run_provider(port: int, machines: int) -> int:
         store = SqliteProviderStore(state_path, is_power_safe=False)
         store.lock()
         serving = asyncio.create_task(serve_provider(place, CoreOptions(), backend, ConfigureWaits(), store))
-        while word := await told():
+        while word := await next_command():
             if word == "count":
                 say(bound=len(backend.clusters), clusters=len(set(backend.clusters.values())), **_cpu())
         serving.cancel()
@@ -427,7 +427,7 @@ class WantingCluster:
         self._cluster = cluster
         self._machines = machines
         self.wants = False
-        #: When each machine was told to be Configured, monotonic seconds.
+        #: When each machine was reported as Configured, monotonic seconds.
         self.configured_seconds: dict[str, float] = {}
         self.asked = 0
         self.connected = asyncio.Event()
@@ -510,7 +510,7 @@ async def run_operators(port: int, clusters: int, machines: int) -> int:
         await agent.connected.wait()
     say(sessions=len(agents))
     began_seconds = 0.0
-    while word := await told():
+    while word := await next_command():
         if word == "begin":
             began_seconds = time.monotonic()
             for agent, client in zip(agents, clients, strict=True):

@@ -1,8 +1,8 @@
 """W17: the operator and the pod controller in a cluster of 50,000 pods, each as a process of its own.
 
 docs/spec/benchmarks.md. The API server is `bench.processes.api_server`, so that neither its rules nor its disk are
-measured; the shard acknowledges whatever it is sent. What a roll-up and a recount cost is measured in this process, on
-the view of the operator alone. Nothing here may report a figure of a run in which not everything arrived.
+measured; the shard acknowledges everything that it gets. What a roll-up and a recount cost is measured in this process,
+on the view of the operator alone. Nothing here may report a figure of a run in which not everything arrived.
 """
 
 import statistics

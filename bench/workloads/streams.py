@@ -254,7 +254,7 @@ def shard_command(
 
 
 def measure_actuation(machines: int, flags: Sequence[str]) -> Measured:
-    """Let operators want every machine at once, and count until each has been told of the last one."""
+    """Let operators want every machine at once, and count until the last one has been reported to each."""
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         log, port, shard_port, provider_port = folder / "log", free_port(), free_port(), free_port()

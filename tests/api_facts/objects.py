@@ -49,7 +49,7 @@ async def a_name_is_taken_once(world: FactWorld) -> None:
 
 
 async def what_is_absent_is_not_found(world: FactWorld) -> None:
-    """Whatever is asked of it."""
+    """For every request."""
     place: dict[str, Any] = {"namespace": world.namespace}
     calls = [
         world.api.get(PODS, "a", **place),
@@ -94,7 +94,7 @@ async def a_custom_object_is_replaced_with_a_version_alone(world: FactWorld) -> 
 
 
 async def a_write_that_changes_nothing_makes_no_version(world: FactWorld) -> None:
-    """Of whatever kind the write is."""
+    """For every kind of write."""
     created = await world.create_request("a", labels={"a": "b"})
     patch: JsonObject = {"metadata": {"labels": {"a": "b"}}}
     patched = await world.api.patch(CAPACITY_REQUESTS, "a", patch, namespace=world.namespace)

@@ -17,7 +17,7 @@ SPEC = Path(__file__).parents[2] / "docs" / "spec" / "operator.md"
 
 @pytest.fixture
 def kubeconfig(tmp_path: Path) -> Path:
-    """Return a kubeconfig of a server that nobody serves."""
+    """Return a kubeconfig of a server that does not run."""
     path = tmp_path / "kubeconfig"
     content = {
         "apiVersion": "v1",

@@ -1,6 +1,6 @@
 """One cluster as tests see it: clients of a real control plane, machines that boot on demand, waits for what follows.
 
-`ClusterUnderTest` is the building block of closed loops: give `machine_booted` and `machine_gone` to whatever stands
+`ClusterUnderTest` is the building block of closed loops: give `machine_booted` and `machine_gone` to what stands
 for the provider, and pods run on the machines that it makes.
 """
 

@@ -105,6 +105,8 @@ class FleetUnderTest:
         self.folder = folder
         self.clusters = dict(clusters)
         self.programs: dict[str, Program] = {}
+        #: Nodes that every cluster has beside its machines.
+        self.unmanaged_nodes: dict[str, FakeNode] = {}
         self._pools = list(pools)
         self._shard_flags = tuple(shard_flags)
         self._operator_flags = tuple(operator_flags)
@@ -300,7 +302,7 @@ class FleetUnderTest:
 
     async def _follow(self, name: str) -> None:
         async def read() -> Mapping[str, FakeNode]:
-            return nodes_of(await self.machines(), ClusterId(name))
+            return {**nodes_of(await self.machines(), ClusterId(name)), **self.unmanaged_nodes}
 
         await self.clusters[name].follow_machines(read)
 
@@ -349,7 +351,7 @@ class FleetUnderTest:
     # ---- waits
 
     async def at_rest(self, *, quiet_cycles: int = QUIET_CYCLES) -> None:
-        """Return once no pod waits that could be hosted, no machine serves nobody, and all objects are exact.
+        """Return once no pod waits that could be hosted, every machine serves a pod, and all objects are exact.
 
         That holds then while the shard decides so many times, and starts nothing any more.
         """

@@ -1,6 +1,6 @@
 """Fleets of real programs on real control planes: from nothing to all running, then what happens to fleets.
 
-After each step the fleet must come to rest: no pod waits that a machine on offer could host, no machine serves nobody,
+After each step the fleet must come to rest: no pod waits that a machine on offer could host, every machine serves pods,
 and the objects in each cluster are those of its machines and pods.
 """
 

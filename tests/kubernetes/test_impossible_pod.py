@@ -1,4 +1,4 @@
-"""A pod that no machine of the fleet could host: it is named as such, and harms nobody."""
+"""A pod that no machine of the fleet could host: it is named as such, and harms no other pod."""
 
 from pathlib import Path
 

@@ -60,7 +60,7 @@ PRINTED: dict[str, tuple[list[str], dict[str, str], dict[str, str], list[str]]] 
         [],
     ),
 }
-#: In the schema, and read by nobody.
+#: In the schema, and never read.
 UNREAD = {
     "UpcomingNode": {
         "spec.taints[].timeAdded",

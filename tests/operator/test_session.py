@@ -6,6 +6,7 @@ import random
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
+import structlog
 
 from bigfleet.model import frames
 from bigfleet.model.frames import (
@@ -358,6 +359,32 @@ async def test_an_operator_that_was_replaced_or_refused_waits_half_a_minute(benc
 
     assert bench.shard.dialled_at_seconds[1] == 30.0
     assert bench.client.replaced_total == (kind is EndKind.REPLACED)
+
+
+async def test_the_beginning_and_the_end_of_each_session_are_logged() -> None:
+    shard = FakeShard()
+    shard.up = False
+    with structlog.testing.capture_logs() as logs:
+        bench = Bench(shard)
+        await asyncio.sleep(0.1)
+        shard.up = True
+        stream = await shard.stream()
+        await asyncio.sleep(30)
+        stream.end()
+        await shard.stream(2)
+        await asyncio.sleep(7)
+        await bench.stop()
+    said = [(each["event"], each.get("kind"), each.get("lasted_seconds"), each["log_level"]) for each in logs]
+    opened = next(each for each in logs if each["event"] == "session.opened")
+
+    assert said[0] == ("session.not_opened", "lost", None, "info")
+    assert said[-4:] == [
+        ("session.opened", None, None, "info"),
+        ("session.ended", "lost", 30.0, "info"),
+        ("session.opened", None, None, "info"),
+        ("session.ended", "stopped", 7.0, "info"),
+    ]
+    assert (opened["cluster"], opened["shard_capabilities"]) == ("c", sorted(EVERYTHING))
 
 
 async def test_hints_and_verdicts_reach_the_cluster(bench: Bench) -> None:

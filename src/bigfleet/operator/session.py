@@ -16,6 +16,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainResult, NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.states import MachineState
+from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.drains import DrainRecord, DrainTable
 from bigfleet.operator.outbox import OperatorOutbox
 from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, SessionEnded, SessionStream
@@ -46,8 +47,7 @@ class SessionSettings:
 
 def backoff_ceiling_seconds(attempt: int) -> float:
     """Return the longest wait before dial `attempt` (from 1): 500 ms doubling to 30 s; jitter is drawn below it."""
-    # 2**10 is past the bound already; a larger exponent would only make a larger integer.
-    return min(BACKOFF_SECONDS_MAX, BACKOFF_FIRST_SECONDS * float(2 ** min(attempt - 1, 10)))
+    return doubled_seconds(attempt - 1, first_seconds=BACKOFF_FIRST_SECONDS, seconds_max=BACKOFF_SECONDS_MAX)
 
 
 class SessionClient:
@@ -129,8 +129,8 @@ class SessionClient:
         attempt = 0
         while True:
             ended = await self._hold_one_session()
-            now_seconds = self._clock.monotonic_seconds()
-            if self._opened_seconds is not None and now_seconds - self._opened_seconds >= HEALTHY_SECONDS:
+            lasted_seconds = self._lasted_seconds()
+            if lasted_seconds is not None and lasted_seconds >= HEALTHY_SECONDS:
                 attempt = 0
             self._opened_seconds = None
             attempt += 1
@@ -139,22 +139,39 @@ class SessionClient:
                 # Two operators with one cluster id must not chase each other, and a refusal does not pass by itself.
                 delay_seconds = BACKOFF_SECONDS_MAX
                 self.replaced_total += ended.kind is EndKind.REPLACED
-            report = log.error if ended.kind is EndKind.DENIED else log.info
-            report(
-                "session.ended",
-                cluster=self._cluster,
-                kind=ended.kind.value,
-                reason=str(ended),
-                retry_in=round(delay_seconds, 3),
-            )
+            self._log_end(ended, lasted_seconds, delay_seconds)
             await self._clock.sleep(delay_seconds)
+
+    def _lasted_seconds(self) -> float | None:
+        """Return for how long the session has been open, None when the shard has not answered its Hello."""
+        return None if self._opened_seconds is None else self._clock.monotonic_seconds() - self._opened_seconds
+
+    def _log_end(self, ended: SessionEnded, lasted_seconds: float | None, delay_seconds: float) -> None:
+        report = log.error if ended.kind is EndKind.DENIED else log.info
+        lasted = {} if lasted_seconds is None else {"lasted_seconds": round(lasted_seconds, 1)}
+        report(
+            "session.not_opened" if lasted_seconds is None else "session.ended",
+            cluster=self._cluster,
+            kind=ended.kind.value,
+            reason=str(ended),
+            retry_in=round(delay_seconds, 3),
+            **lasted,
+        )
 
     async def _hold_one_session(self) -> SessionEnded:
         task = asyncio.current_task()
         cancels_before = task.cancelling() if task is not None else 0
         # In a task of its own: a task group whose task fails counts a cancellation against its parent for good, and one
         # that fails in the moment of its cancellation raises the failure alone. Out here neither can be mistaken.
-        ended = await asyncio.create_task(self._session())
+        try:
+            ended = await asyncio.create_task(self._session())
+        except asyncio.CancelledError:
+            lasted_seconds = self._lasted_seconds()
+            if lasted_seconds is not None:
+                log.info(
+                    "session.ended", cluster=self._cluster, kind="stopped", lasted_seconds=round(lasted_seconds, 1)
+                )
+            raise
         self._shard_capabilities = None
         # A task that was cancelled before its first step has not counted itself out.
         self._bootstraps_waiting = 0
@@ -191,6 +208,7 @@ class SessionClient:
         self._shard_capabilities = frame.capabilities
         self._opened_seconds = self._clock.monotonic_seconds()
         self._machines_named = set()
+        log.info("session.opened", cluster=self._cluster, shard_capabilities=sorted(frame.capabilities))
         self._agent.session_opened(frame.capabilities)
         if frames.CAPABILITY_DRAIN_RESULT in frame.capabilities:
             for result in self._drains.results():

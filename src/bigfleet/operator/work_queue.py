@@ -15,6 +15,7 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import retry_delay_seconds
 from bigfleet.operator.kubernetes.api import ApiError
 
 log = structlog.get_logger(__name__)
@@ -207,16 +208,3 @@ class WorkQueue:
         report = log.warning if error.is_forbidden else log.info
         report("operator.write_retried", key=key[1], error=str(error), retry_in=round(delay_seconds, 3))
         self._keys.put_later(key, delay_seconds)
-
-
-def retry_delay_seconds(
-    attempt: int, error: ApiError | None, rng: Rng, *, first_seconds: float, seconds_max: float
-) -> float:
-    """Return the pause after attempt 0, 1, …: doubling, with jitter over its upper half, and what the server asks for.
-
-    Never more than `seconds_max`.
-    """
-    # 2**16 is past every bound; a larger exponent would only make a larger integer.
-    ceiling_seconds = min(seconds_max, first_seconds * float(2 ** min(attempt, 16)))
-    asked_seconds = (error.retry_after_seconds or 0.0) if error is not None else 0.0
-    return max(rng.uniform(0.5, 1.0) * ceiling_seconds, min(asked_seconds, seconds_max))

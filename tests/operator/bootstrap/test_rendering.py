@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bigfleet.operator.bootstrap.rendering import OUTPUT_BYTES_MAX, RenderingFault, render
 
-#: Whatever a label, a taint or an id could hold: control characters, quotes, letters of all planes.
+#: Everything that a label, a taint or an id could hold: control characters, quotes, letters of all planes.
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 SHELL_TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 

@@ -375,7 +375,7 @@ _EVENTS = st.lists(
 
 @given(_EVENTS)
 def test_the_waiting_never_exceed_the_unschedulable_pods(events: list[tuple[str, str]]) -> None:
-    """Whatever happens in whatever order, and each is asked for under its own request."""
+    """After any events in any order, and each is asked for under its own request."""
     cluster = Cluster()
     for kind, name in events:
         known = cluster.pods.get(name, "ns")

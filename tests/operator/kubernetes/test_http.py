@@ -56,7 +56,7 @@ async def server() -> AsyncIterator[ApiServer]:
 
 @asynccontextmanager
 async def client(server: ApiServer, **options: Any) -> AsyncIterator[HttpKubernetesApi]:
-    """Open a client that is patient and in no hurry, unless told otherwise."""
+    """Open a client that is patient and in no hurry, unless said otherwise."""
     endpoint = options.pop("endpoint", {})
     made = ApiEndpoint(server=server.url, source="test", **endpoint)
     limits = {"qps": 0.0, "request_seconds_max": PATIENCE_SECONDS, "watch_quiet_seconds_max": PATIENCE_SECONDS}

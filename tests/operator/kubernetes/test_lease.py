@@ -55,9 +55,9 @@ class Connection(FakeApi):
         return await self._sent(super().replace(resource, name, body, namespace=namespace))
 
     async def _sent(self, request: Coroutine[Any, Any, T]) -> T:
-        """Wait for a request that the server goes on with although nobody waits for it any more."""
+        """Wait for a request that the server goes on with although no caller waits for it any more."""
         under_way = asyncio.create_task(request)
-        # A failure after that is nobody's.
+        # A failure after that has no caller.
         under_way.add_done_callback(lambda done: done.cancelled() or done.exception())
         found = await asyncio.shield(under_way)
         await self.clock.sleep(self.seconds_per_request)
@@ -363,7 +363,7 @@ def _cleanups() -> Iterator[float]:
 @settings(max_examples=in_proportion(400))
 @given(course=COURSES)
 def test_two_never_lead_at_once(course: list[tuple[str, int, float]]) -> None:
-    """Whatever becomes of the API server's answers, and although a leader's work takes seconds to end."""
+    """With any loss of the API server's answers, and although a leader's work takes seconds to end."""
 
     async def main() -> None:
         world = World()

@@ -378,7 +378,7 @@ async def test_other_tasks_run_while_a_long_list_is_handed_to_listeners() -> Non
 
 
 async def test_a_listener_that_raises_ends_the_reflector() -> None:
-    """Nobody knows what it has missed: going on would be worse than a restart."""
+    """What it has missed is unknown: going on would be worse than a restart."""
 
     class Broken(History):
         def put(self, stored: Request, former: Request | None) -> None:

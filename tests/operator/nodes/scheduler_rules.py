@@ -64,7 +64,7 @@ def _others_fault(nodes: Sequence[Json], placed: Sequence[tuple[Json, Json]], po
             if _matches(term, pod) and _together(node, place, term["topologyKey"]):
                 return "anti-affinity of another pod"
     terms = _terms(pod, "podAffinity")
-    # Kubernetes counts them by domain: one on a node without any of the keys is nobody's friend.
+    # Kubernetes counts them by domain: one on a node without any of the keys matches no pod.
     friends = [
         (p, n)
         for p, n in placed

@@ -2,7 +2,9 @@
 
 import asyncio
 
+import msgspec
 import pytest
+import structlog
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +87,41 @@ async def test_provider_ids_that_only_look_alike_tie_nothing(world: NodeWorld, o
 
     assert tied(operator, "m") is None
     assert MACHINE_ID not in (world.read_node("n").metadata.labels or {})
+
+
+async def test_a_tie_that_the_cache_does_not_show_yet_is_written_and_logged_once(world: NodeWorld) -> None:
+    world.node("n", provider_id="p/m")
+    operator = world.operator()
+    matcher = operator.matcher
+    with structlog.testing.capture_logs() as logs:
+        operator.see("m", CONFIGURED, provider_id="p/m")
+        # The cache hears of the write only after what happens here.
+        before = world.read_node("n")
+        await matcher._write_tie("m")
+        version = world.read_node("n").metadata.resource_version
+        matcher._nodes["n"] = before
+        await matcher._write_tie("m")
+        assert world.read_node("n").metadata.resource_version == version
+        # A report of the kubelet that was on its way arrives first.
+        changed = msgspec.structs.replace(before.metadata, resource_version="another")
+        matcher.put(msgspec.structs.replace(before, metadata=changed), before)
+        await asyncio.sleep(1)
+    ties = [each for each in logs if each["event"] == "operator.node_tied"]
+
+    assert [(each["machine"], each["node"]) for each in ties] == [("m", "n")]
+
+
+async def test_a_tie_that_a_person_removed_is_written_again(world: NodeWorld) -> None:
+    world.node("n", provider_id="p/m")
+    operator = world.operator()
+    operator.see("m", CONFIGURED, provider_id="p/m")
+    for _ in range(2):
+        await asyncio.sleep(1)
+        assert (world.read_node("n").metadata.labels or {})[MACHINE_ID] == "m"
+        world.node("n", provider_id="p/m")
+    await asyncio.sleep(1)
+
+    assert (world.read_node("n").metadata.labels or {})[MACHINE_ID] == "m"
 
 
 async def test_a_node_that_comes_after_its_machine_is_tied_as_well(world: NodeWorld) -> None:
@@ -227,7 +264,7 @@ async def test_machines_without_a_node_are_counted_after_five_minutes(world: Nod
         (record("another", node="by-label"), ()),
         (record("another", node="absent"), ()),
         (record(provider_id="2b"), ("twin-1", "twin-2")),
-        # Equality decides whatever the label says; a like ending does not.
+        # Equality decides against any label; a like ending does not.
         (record("another", provider_id="p://x/m"), ("by-label",)),
         (record("another", provider_id="m"), ()),
     ],

@@ -1,4 +1,4 @@
-"""The pod index: its running sums equal a recount, whatever came before."""
+"""The pod index: its running sums equal a recount after any events."""
 
 from typing import Any
 

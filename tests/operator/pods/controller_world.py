@@ -13,13 +13,16 @@ from bigfleet.operator.kubernetes.objects import CapacityRequestObject, PodObjec
 from bigfleet.operator.kubernetes.reflector import Reflector
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
+    NODES,
     OWNED_BY_POD,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
+    UPCOMING_NODES,
 )
 from bigfleet.operator.pods.controller import ClusterViews, PodController, ReconcileOutcome
 from bigfleet.operator.pods.defaults import PenaltyDefaults
+from bigfleet.operator.pods.unmanaged_nodes import reduced_node, reduced_upcoming_node
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
@@ -59,6 +62,7 @@ class ControllerProcess:
         #: Each cache has a client of its own, so that one may fail alone.
         self.pods_api = InMemoryApi(server)
         self.requests_api = InMemoryApi(server)
+        self.nodes_api = InMemoryApi(server)
         self.api = InMemoryApi(server)
         rng = random.Random(seed)
         self.pods = Reflector(self.pods_api, PODS, clock=self.clock, rng=rng)
@@ -67,11 +71,22 @@ class ControllerProcess:
         )
         self.claims = Reflector(self.api, PERSISTENT_VOLUME_CLAIMS, clock=self.clock, rng=rng)
         self.volumes = Reflector(self.api, PERSISTENT_VOLUMES, clock=self.clock, rng=rng)
+        self.nodes = Reflector(self.nodes_api, NODES, clock=self.clock, rng=rng, transform=reduced_node)
+        self.upcoming = Reflector(
+            self.nodes_api, UPCOMING_NODES, clock=self.clock, rng=rng, transform=reduced_upcoming_node
+        )
         self.events = RecordedEvents()
         self.counted = Counted()
         self.controller = PodController(
             self.api,
-            ClusterViews(pods=self.pods, requests=self.requests, claims=self.claims, volumes=self.volumes),
+            ClusterViews(
+                pods=self.pods,
+                requests=self.requests,
+                claims=self.claims,
+                volumes=self.volumes,
+                nodes=self.nodes,
+                upcoming_nodes=self.upcoming,
+            ),
             clock=self.clock,
             rng=rng,
             defaults=defaults,
@@ -84,11 +99,13 @@ class ControllerProcess:
         self.requests.add_listener(index.requests_listener)
         self.claims.add_listener(index.claims_listener)
         self.volumes.add_listener(index.volumes_listener)
+        self.nodes.add_listener(self.controller.unmanaged.nodes_listener)
+        self.upcoming.add_listener(self.controller.unmanaged.machines_listener)
         self._tasks: list[asyncio.Task[None]] = []
         self._leading: asyncio.Task[None] | None = None
 
     def start(self, *, leads: bool = True) -> None:
-        caches = (self.pods, self.requests, self.claims, self.volumes)
+        caches = (self.pods, self.requests, self.claims, self.volumes, self.nodes, self.upcoming)
         self._tasks = [asyncio.create_task(cache.run()) for cache in caches]
         if leads:
             self.lead()

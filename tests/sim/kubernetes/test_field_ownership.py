@@ -61,7 +61,7 @@ def test_a_field_lives_as_long_as_somebody_applies_it(history: list[tuple[str, d
 
 
 def test_who_changes_a_field_owns_it_alone() -> None:
-    """Those who applied it before have lost it, and what is removed belongs to nobody."""
+    """Those who applied it before have lost it, and what is removed has no owner."""
     one, two = FieldManager("one", True, ""), FieldManager("two", False, "")
     stored, owners = apply_configuration({}, {}, {"spec": {"a": "1", "b": "1"}}, one, force=False)
     owners = after_update(owners, stored, {"spec": {"a": "2"}}, two)

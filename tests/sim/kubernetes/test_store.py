@@ -125,7 +125,7 @@ _CHANGES = st.one_of(
 
 @given(st.lists(_CHANGES, max_size=30), st.integers(0, 30), st.booleans())
 def test_a_watch_rebuilds_what_a_list_says(changes: list[tuple[str, str, str]], opened: int, selects: bool) -> None:
-    """Whatever changes before and after it is opened, with and without a selector."""
+    """With any changes before and after it is opened, with and without a selector."""
 
     async def run() -> None:
         server = InMemoryApiServer(LoopClock())

@@ -23,13 +23,14 @@ from bigfleet.cli.flags.values import (
     parse_optional_address,
     parse_positive_duration_seconds,
 )
+from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import ClusterId, identifier_fault
 
 if TYPE_CHECKING:
     from bigfleet.cli.operator.place import OperatorPlace
 
-TOKEN_MODES = ("none", "secret", "tokenrequest")
+_TOKEN_MODES = tuple(mode.value for mode in TokenMode)
 
 _ClusterId = Annotated[str, typer.Option(metavar="ID", help="Id of this cluster, for the cluster's life.")]
 _ShardAddr = Annotated[
@@ -110,7 +111,7 @@ class OperatorFlags:
     bootstrap_template: _Template = None
     bootstrap_stub: _Stub = False
     bootstrap_ttl: _Ttl = "1h"
-    bootstrap_token: _Token = "none"  # noqa: S105 - the name of a mode
+    bootstrap_token: _Token = TokenMode.NONE.value
     bootstrap_service_account: _ServiceAccount = ""
     drain_force: _DrainForce = False
     tls_cert: TlsCert = None
@@ -132,10 +133,7 @@ class OperatorFlags:
         self._check_bootstrap()
 
     def _check_bootstrap(self) -> None:
-        if self.bootstrap_token not in TOKEN_MODES:
-            raise UsageFault(
-                f"--bootstrap-token: {self.bootstrap_token!r} is unknown; choose one of {', '.join(TOKEN_MODES)}"
-            )
+        mode = self._token_mode()
         if self.bootstrap_stub and self.bootstrap_template is not None:
             raise UsageFault("--bootstrap-stub and --bootstrap-template contradict each other: leave one out")
         if not self.bootstrap_stub and self.bootstrap_template is None:
@@ -143,13 +141,20 @@ class OperatorFlags:
                 "--bootstrap-template is missing: name the template of the data that boots a machine; "
                 "deploy/bootstrap/ has examples"
             )
-        if self.bootstrap_stub and self.bootstrap_token != "none":  # noqa: S105 - the name of a mode
+        if self.bootstrap_stub and mode is not TokenMode.NONE:
             raise UsageFault("--bootstrap-token and --bootstrap-stub contradict each other: a stub carries no token")
-        wants_account = self.bootstrap_token == "tokenrequest"  # noqa: S105 - the name of a mode
+        wants_account = mode is TokenMode.SERVICE_ACCOUNT
         if wants_account and not self.bootstrap_service_account:
             raise UsageFault("--bootstrap-service-account is missing: --bootstrap-token tokenrequest needs one")
         if not wants_account and self.bootstrap_service_account:
             raise UsageFault("--bootstrap-service-account has a meaning only with --bootstrap-token tokenrequest")
+
+    def _token_mode(self) -> TokenMode:
+        try:
+            return TokenMode(self.bootstrap_token)
+        except ValueError:
+            known = ", ".join(_TOKEN_MODES)
+            raise UsageFault(f"--bootstrap-token: {self.bootstrap_token!r} is unknown; choose one of {known}") from None
 
     def place(self) -> "OperatorPlace":
         """Return what the flags say. Raises UsageFault naming the flag."""
@@ -157,7 +162,8 @@ class OperatorFlags:
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
         ttl_seconds = parse_duration_seconds(self.bootstrap_ttl, "--bootstrap-ttl")
-        if ttl_seconds <= 0 and self.bootstrap_token != "none":  # noqa: S105 - the name of a mode
+        mode = self._token_mode()
+        if ttl_seconds <= 0 and mode is not TokenMode.NONE:
             raise UsageFault(f"--bootstrap-ttl: a join token needs a life; {self.bootstrap_ttl!r} is none")
         return OperatorPlace(
             cluster=ClusterId(self.cluster_id),
@@ -173,7 +179,7 @@ class OperatorFlags:
             handler_workers=self.handler_workers,
             bootstrap_template=self.bootstrap_template,
             bootstrap_ttl_seconds=int(ttl_seconds),
-            token_mode=self.bootstrap_token,
+            token_mode=mode,
             service_account=self._service_account(),
             drain_force=self.drain_force,
             tls=read_tls(

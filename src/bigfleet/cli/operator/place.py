@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.model.ids import ClusterId
 from bigfleet.rpc.security.tls import TlsFiles
 
@@ -28,8 +29,7 @@ class OperatorPlace:
     #: None answers with the stub.
     bootstrap_template: Path | None
     bootstrap_ttl_seconds: int
-    #: none, secret or tokenrequest.
-    token_mode: str
+    token_mode: TokenMode
     #: Namespace and name, in the mode tokenrequest alone.
     service_account: tuple[str, str] | None
     drain_force: bool

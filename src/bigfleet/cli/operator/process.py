@@ -19,6 +19,7 @@ import structlog
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from bigfleet.cli.operator.place import OperatorPlace
+from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster, find_endpoint
@@ -124,7 +125,7 @@ async def _bootstrap(
         place.bootstrap_template,
         renderer=renderer,
         cluster_id=place.cluster,
-        with_token=place.token_mode != "none",  # noqa: S105 - the name of a mode
+        with_token=place.token_mode is not TokenMode.NONE,
     )
     try:
         await template.load()
@@ -147,7 +148,7 @@ def _tokens(place: OperatorPlace, api: KubernetesApi, clock: Clock) -> TokenMint
             return ServiceAccountTokens(api, namespace=namespace, name=name, ttl_seconds=place.bootstrap_ttl_seconds)
         except ValueError as fault:
             raise UsageFault(f"--bootstrap-ttl: {fault}") from fault
-    if place.token_mode == "secret":  # noqa: S105 - the name of a mode
+    if place.token_mode is TokenMode.BOOTSTRAP:
         return SecretTokens(api, clock=clock, characters=_RandomCharacters(), ttl_seconds=place.bootstrap_ttl_seconds)
     return NoTokens()
 
@@ -199,7 +200,7 @@ def _rights(parts: _Parts) -> tuple[Right, ...]:
     return operator_rights(
         parts.namespace,
         drain_force=place.drain_force,
-        token_secret=place.token_mode == "secret",  # noqa: S105 - the name of a mode
+        token_secret=place.token_mode is TokenMode.BOOTSTRAP,
         token_service_account=place.service_account,
     )
 

@@ -26,16 +26,19 @@ from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.reflector import Reflector
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
+    NODES,
     OWNED_BY_POD,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     POD_CONTROLLER_FIELD_MANAGER,
     PODS,
     PRIORITY_CLASSES,
+    UPCOMING_NODES,
 )
 from bigfleet.operator.kubernetes.rights import pod_controller_rights
 from bigfleet.operator.pods.controller import ClusterViews, PodController, ReconcileOutcome
 from bigfleet.operator.pods.defaults import PenaltyDefaults
+from bigfleet.operator.pods.unmanaged_nodes import reduced_node, reduced_upcoming_node
 
 #: Writes that run when the process is stopped may take this long.
 STOP_SECONDS: Final = 10.0
@@ -75,6 +78,9 @@ class PodControllerMetrics:
             f"{_PREFIX}_rights_missing", "Rights that the process lacks, as last reviewed.", registry=registry
         )
         self.backlog = Gauge(f"{_PREFIX}_backlog", "Pods that wait to be looked at.", registry=registry)
+        self.unmanaged_nodes = Gauge(
+            f"{_PREFIX}_unmanaged_nodes", "Nodes whose pods have no requests.", registry=registry
+        )
 
     def on_reconcile(self, outcome: ReconcileOutcome) -> None:
         """Count one look at a pod."""
@@ -102,12 +108,16 @@ class _Parts:
         requests = Reflector(api, CAPACITY_REQUESTS, clock=clock, rng=rng, label_selector=OWNED_BY_POD)
         claims = Reflector(api, PERSISTENT_VOLUME_CLAIMS, clock=clock, rng=rng)
         volumes = Reflector(api, PERSISTENT_VOLUMES, clock=clock, rng=rng)
-        self.caches: tuple[Reflector[Any], ...] = (pods, requests, claims, volumes)
+        nodes = Reflector(api, NODES, clock=clock, rng=rng, transform=reduced_node)
+        upcoming = Reflector(api, UPCOMING_NODES, clock=clock, rng=rng, transform=reduced_upcoming_node)
+        self.caches: tuple[Reflector[Any], ...] = (pods, requests, claims, volumes, nodes, upcoming)
         self.recorder = EventRecorder(api, component=POD_CONTROLLER_FIELD_MANAGER, instance=host, clock=clock)
         self.metrics = PodControllerMetrics(registry)
         self.controller = PodController(
             api,
-            ClusterViews(pods=pods, requests=requests, claims=claims, volumes=volumes),
+            ClusterViews(
+                pods=pods, requests=requests, claims=claims, volumes=volumes, nodes=nodes, upcoming_nodes=upcoming
+            ),
             clock=clock,
             rng=rng,
             defaults=place.defaults,
@@ -127,9 +137,12 @@ class _Parts:
             clock=clock,
             on_review=self.metrics.rights_missing.set,
         )
+        nodes.add_listener(self.controller.unmanaged.nodes_listener)
+        upcoming.add_listener(self.controller.unmanaged.machines_listener)
         self.elector = connection.elector(namespace=place.namespace, lease_name=place.lease_name)
         self.metrics.leader.set_function(lambda: float(self.elector.is_leader))
         self.metrics.backlog.set_function(lambda: float(self.controller.backlog))
+        self.metrics.unmanaged_nodes.set_function(lambda: float(len(self.controller.unmanaged)))
 
     def why_waiting(self) -> str:
         """Say which caches have not been read, "" when all have."""
@@ -163,7 +176,7 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
 
 async def _checked(connection: ClusterConnection, place: PodControllerPlace) -> None:
     """Look for what is missing in the cluster. Raises RunFault naming all of it."""
-    await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS,))
+    await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS, UPCOMING_NODES))
     classes = await connection.ask(lambda: connection.api.list_page(PRIORITY_CLASSES))
     for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):
         advice = "correct --priority-class-defaults, or create the PriorityClass"

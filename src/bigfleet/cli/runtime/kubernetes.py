@@ -25,7 +25,7 @@ from bigfleet.operator.kubernetes.http import HttpKubernetesApi
 from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
 from bigfleet.operator.kubernetes.lease import LeaderElector
 
-#: Tells the requests of the second client apart in the API server's log.
+#: Distinguishes the requests of the second client in the API server's log.
 ELECTION_SUFFIX: Final = "/leader-election"
 #: A process that starts while its API server is away waits for it so long: one that ended at once would be started
 #: again with growing pauses, and would not be there when the API server is back.

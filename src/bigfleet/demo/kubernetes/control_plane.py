@@ -101,7 +101,7 @@ def program_from(environment: Mapping[str, str]) -> Path:
 
 
 def free_ports(rng: Rng, number: int) -> list[int]:
-    """Return different loopback ports below the ephemeral ones that nobody listens on. Raises ControlPlaneError."""
+    """Return different free loopback ports below the ephemeral ones. Raises ControlPlaneError."""
     found: list[int] = []
     with contextlib.ExitStack() as probes:
         for _ in range(_PORT_ATTEMPTS_MAX):

@@ -34,7 +34,7 @@ class RenderingFault(Exception):
 
 
 def quote(value: object) -> str:
-    """Return the value as one word of a POSIX shell, whatever characters it has; NUL raises ValueError."""
+    """Return the value as one word of a POSIX shell, with any characters; NUL raises ValueError."""
     text = str(value)
     if "\0" in text:
         raise ValueError("quote: the value has a NUL character, which no shell can pass on")
@@ -106,7 +106,7 @@ def _render(source: str, path: str, variables: Mapping[str, Any]) -> str:
         raise
     except MemoryError:
         raise RenderingFault("rendering needs too much memory") from None
-    # A template can raise whatever the functions that it calls raise.
+    # A template can raise everything that the functions that it calls raise.
     except Exception as fault:
         raise RenderingFault(_message(fault), _line(fault.__traceback__, path)) from None
     return "".join(pieces)

@@ -13,6 +13,7 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import retry_delay_seconds
 from bigfleet.operator.conditions import wording
 from bigfleet.operator.conditions.patches import ConditionChange, StatusChange, status_change
 from bigfleet.operator.conditions.verdicts import RequestVerdicts, UnschedulablePodSource, Urgency
@@ -24,7 +25,7 @@ from bigfleet.operator.kubernetes.objects import CapacityRequestObject, ObjectRe
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, PODS
 from bigfleet.operator.kubernetes.timestamps import rfc3339
 from bigfleet.operator.kubernetes.views import ObjectView
-from bigfleet.operator.work_queue import KeyQueue, retry_delay_seconds
+from bigfleet.operator.work_queue import KeyQueue
 
 log = structlog.get_logger(__name__)
 

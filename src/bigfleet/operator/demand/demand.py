@@ -78,7 +78,7 @@ class OverheadSource(Protocol):
 
 
 class _Gang(NamedTuple):
-    """The requests that share a group, whatever their rows are."""
+    """The requests that share a group, in all rows."""
 
     topology_key: str
     #: In the order in which they were counted; the values mean nothing.

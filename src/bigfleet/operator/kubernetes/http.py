@@ -320,7 +320,7 @@ class HttpKubernetesApi:
         data: bytes | None = None,
         content_type: str = _JSON,
     ) -> aiohttp.ClientResponse:
-        """Send a request and return its answer, whatever its status, with the body unread."""
+        """Send a request and return its answer of any status, with the body unread."""
         url = URL(self._endpoint.server + path, encoded=True).with_query(query)
         headers = {} if data is None else {"Content-Type": content_type}
         await self._throttle.take()

@@ -17,7 +17,7 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
 
 class _Struct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
-    """Base of all structs: camel case on the wire. Nobody changes one after decoding: caches share them.
+    """Base of all structs: camel case on the wire. None is changed after decoding: caches share them.
 
     Not tracked by the garbage collector, because no struct refers to itself: a cluster may have 50,000 of them.
     """

@@ -2,8 +2,8 @@
 
 A list replaces the copy by its difference: objects that vanished while nothing was watched are removed like deleted
 ones. The copy is never emptied because the server is away; `failing_seconds` says for how long it may have been out of
-date. Listeners are called on the event loop, in order. One that raises ends `run` with its exception, because nobody
-knows then what it has missed.
+date. Listeners are called on the event loop, in order. One that raises ends `run` with its exception, because
+it is unknown what it has missed.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.kubernetes.api import (
     INVALID_RESPONSE,
     SILENT,
@@ -275,7 +276,7 @@ class Reflector(Generic[K]):
     def _put(self, key: _Key, found: K) -> None:
         former = self._objects.get(key)
         if former is not None and former.metadata.uid != found.metadata.uid:
-            # Deleted and created again under the same name while nobody watched: not the same object.
+            # Deleted and created again under the same name while no watch was open: not the same object.
             self._remove(key)
             former = None
         self._objects[key] = found
@@ -316,9 +317,10 @@ class Reflector(Generic[K]):
 
     def _delay_seconds(self, attempt: int, error: ApiError) -> float:
         """Return how long to wait before the next attempt (from 1): full jitter, but what the server asks for."""
-        # 2**10 is past the bound already; a larger exponent would only make a larger integer.
-        ceiling_seconds = min(
-            self._settings.backoff_seconds_max, self._settings.backoff_first_seconds * float(2 ** min(attempt - 1, 10))
+        ceiling_seconds = doubled_seconds(
+            attempt - 1,
+            first_seconds=self._settings.backoff_first_seconds,
+            seconds_max=self._settings.backoff_seconds_max,
         )
         return max(self._rng.uniform(0.0, ceiling_seconds), error.retry_after_seconds or 0.0)
 

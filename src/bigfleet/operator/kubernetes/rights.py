@@ -64,6 +64,9 @@ POD_CONTROLLER_RIGHTS: Final = (
     # Where a pod's volumes are decides where it can run.
     Right(resource=PERSISTENT_VOLUMES, verbs=_FOLLOW),
     Right(resource=PERSISTENT_VOLUME_CLAIMS, verbs=_FOLLOW),
+    # Pods on Nodes that BigFleet did not provide have no request; the server is asked for the Node before a deletion.
+    Right(resource=NODES, verbs=("get", *_FOLLOW)),
+    Right(resource=UPCOMING_NODES, verbs=_FOLLOW),
     Right(resource=EVENTS, verbs=("create",)),
 )
 

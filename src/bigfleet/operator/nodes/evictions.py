@@ -71,7 +71,7 @@ class PodEvictor:
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
 
     async def delete(self, pod: PodObject) -> EvictionOutcome:
-        """Delete a pod with grace 0, whatever its budget says."""
+        """Delete a pod with grace 0, against its budget as well."""
         metadata = pod.metadata
         try:
             await self._api.delete(PODS, metadata.name, namespace=metadata.namespace, uid=metadata.uid, grace_seconds=0)

@@ -20,6 +20,7 @@ from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES
 from bigfleet.operator.nodes.names import is_hashed_label, machine_label
+from bigfleet.operator.nodes.provider_ids import comparable_part, last_part
 from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
@@ -78,6 +79,8 @@ class NodeMatcher:
         self._machine_of: dict[str, str] = {}
         #: Machines that several Nodes fit, with the names of those.
         self._ambiguous: dict[str, tuple[str, ...]] = {}
+        #: Ties that were written and that the cache does not show yet: UID and version of the Node before, by machine.
+        self._written: dict[str, tuple[str, str]] = {}
         self._listeners: list[TieListener] = []
 
     # ---- reading ------------------------------------------------------------------------------------------------
@@ -155,7 +158,7 @@ class NodeMatcher:
 
     def _alike(self, provider_id: str) -> Iterable[str]:
         """Return the Nodes whose provider id ends in `/` and the last path part of a machine's."""
-        part = _last_part_of_machine(provider_id)
+        part = comparable_part(provider_id)
         return self._index.by_last_part.get(part, ()) if part else ()
 
     def _may_be(self, node_name: str, label: str) -> bool:
@@ -184,7 +187,7 @@ class NodeMatcher:
         if provider_id:
             self._index.by_provider_id[provider_id].add(name)
             if "/" in provider_id:
-                self._index.by_last_part[provider_id.rpartition("/")[2]].add(name)
+                self._index.by_last_part[last_part(provider_id)].add(name)
         self._tie_all(self._candidates(stored) | (self._candidates(known) if known is not None else set()))
 
     def remove(self, former: NodeObject) -> None:
@@ -210,7 +213,7 @@ class NodeMatcher:
             self._machine_by_label[machine_label(machine_id)].add(machine_id)
             if update.provider_id:
                 self._machine_by_provider_id[update.provider_id].add(machine_id)
-                self._machine_by_last_part[_last_part_of_machine(update.provider_id)].add(machine_id)
+                self._machine_by_last_part[comparable_part(update.provider_id)].add(machine_id)
         since_seconds = None
         if update.state is MachineState.CONFIGURED:
             since_seconds = known.configured_since_seconds if known is not None else None
@@ -239,19 +242,19 @@ class NodeMatcher:
     def _rivals(self, provider_id: str) -> set[str]:
         """Return the machines whose provider id is equal, or ends alike."""
         equal = self._machine_by_provider_id.get(provider_id, set())
-        return equal | self._machine_by_last_part.get(_last_part_of_machine(provider_id), set())
+        return equal | self._machine_by_last_part.get(comparable_part(provider_id), set())
 
     def _forget_keys(self, machine_id: str, known: _ReportedMachine) -> None:
         _discard(self._machine_by_label, machine_label(machine_id), machine_id)
         _discard(self._machine_by_provider_id, known.provider_id, machine_id)
-        _discard(self._machine_by_last_part, _last_part_of_machine(known.provider_id), machine_id)
+        _discard(self._machine_by_last_part, comparable_part(known.provider_id), machine_id)
 
     def _unindex(self, node: NodeObject) -> None:
         name = node.metadata.name
         label, provider_id, _annotation = _keys(node)
         _discard(self._index.by_label, label, name)
         _discard(self._index.by_provider_id, provider_id, name)
-        _discard(self._index.by_last_part, provider_id.rpartition("/")[2], name)
+        _discard(self._index.by_last_part, last_part(provider_id), name)
 
     # ---- ties ---------------------------------------------------------------------------------------------------
 
@@ -268,7 +271,7 @@ class NodeMatcher:
         if provider_id:
             machines |= self._machine_by_provider_id.get(provider_id, set())
             if "/" in provider_id:
-                machines |= self._machine_by_last_part.get(provider_id.rpartition("/")[2], set())
+                machines |= self._machine_by_last_part.get(last_part(provider_id), set())
         tied = self._machine_of.get(node.metadata.name)
         if tied is not None:
             machines.add(tied)
@@ -298,6 +301,8 @@ class NodeMatcher:
             self._node_of[machine_id] = names[0]
             self._machine_of[names[0]] = machine_id
             self._write_tie_if_missing(machine_id)
+        else:
+            self._written.pop(machine_id, None)
         if former is not None or names:
             self._say(machine_id)
 
@@ -322,7 +327,7 @@ class NodeMatcher:
             for name in self._unlabelled(self._alike(reported.provider_id))
             if not self._machine_by_provider_id.get(self._nodes[name].spec.provider_id)
         )
-        rivals = self._machine_by_last_part.get(_last_part_of_machine(reported.provider_id), set())
+        rivals = self._machine_by_last_part.get(comparable_part(reported.provider_id), set())
         return alike if alike and self._is_alone(machine_id, rivals) else ()
 
     def _is_alone(self, machine_id: str, rivals: set[str]) -> bool:
@@ -344,10 +349,16 @@ class NodeMatcher:
         node = self.node_of(machine_id)
         if node is not None and not _says(node, machine_id):
             self._queue.put(self._write_tie, machine_id)
+        else:
+            self._written.pop(machine_id, None)
 
     async def _write_tie(self, machine_id: str) -> None:
         node = self.node_of(machine_id)
         if node is None or _says(node, machine_id):
+            return
+        written = self._written.get(machine_id)
+        if written == (node.metadata.uid, node.metadata.resource_version):
+            # The Node has changed in the server alone so far.
             return
         body: dict[str, Any] = {
             # Another Node under this name is refused: its UID is another one.
@@ -364,7 +375,13 @@ class NodeMatcher:
             if not error.is_not_found and not error.is_conflict:
                 raise
             return
-        log.info("operator.node_tied", machine=machine_id, node=node.metadata.name, provider_id=node.spec.provider_id)
+        after = self.node_of(machine_id)
+        if after is not None and not _says(after, machine_id):
+            self._written[machine_id] = (node.metadata.uid, node.metadata.resource_version)
+        if written is None or written[0] != node.metadata.uid:
+            log.info(
+                "operator.node_tied", machine=machine_id, node=node.metadata.name, provider_id=node.spec.provider_id
+            )
 
 
 def _discard(index: defaultdict[str, set[str]], key: str, name: str) -> None:
@@ -388,12 +405,3 @@ def _says(node: NodeObject, machine_id: str) -> bool:
     """Say whether label and annotation of the Node name the machine."""
     label, _provider_id, annotation = _keys(node)
     return label == machine_label(machine_id) and annotation == machine_id
-
-
-def _last_part_of_machine(provider_id: str) -> str:
-    """Return the last path part of a machine's provider id, "" where it identifies nothing.
-
-    A number at the end of a path counts instances of a scale set: other sets have the same number.
-    """
-    _path, slash, part = provider_id.rpartition("/")
-    return "" if slash and part.isdigit() else part

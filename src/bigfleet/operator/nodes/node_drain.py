@@ -14,6 +14,7 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.frames import DrainOutcome, DrainResult
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import PodObject
@@ -141,10 +142,11 @@ class NodeDrain:
             if self._left_seconds() <= 0:
                 text = f"Node {drain.node_name} could not be cordoned in time: {error_text}"
                 raise DrainEnded(DrainOutcome.GRACE_EXPIRED, text)
-            delay_seconds = min(CORDON_RETRY_SECONDS_MAX, 2.0**attempt, self._left_seconds())
+            ceiling_seconds = doubled_seconds(attempt, first_seconds=1.0, seconds_max=CORDON_RETRY_SECONDS_MAX)
+            delay_seconds = min(ceiling_seconds, self._left_seconds())
             log.info("drain.cordon_retried", node=drain.node_name, error=error_text, retry_in=delay_seconds)
             await self._clock.sleep(delay_seconds * self._tools.rng.uniform(0.5, 1.0))
-            attempt = min(attempt + 1, 10)
+            attempt += 1
 
     async def evict(self) -> None:
         """Evict the Node's pods until none is left, or the deadline has come."""

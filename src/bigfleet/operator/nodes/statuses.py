@@ -51,7 +51,7 @@ class NodeStatuses:
     def all(self) -> list[NodeStatus]:
         """Return the status of every machine that has a Node or should have one, in order; they count as sent.
 
-        A machine in service without a Node is reported with an empty name: its Node may have gone while nobody looked.
+        A machine in service without a Node is reported with an empty name: its Node may have gone unseen.
         """
         machine_ids = {m for m in self._nodes.tied_machines() if self._nodes.is_reported(m)}
         machine_ids.update(m for m in self._nodes.machines_in_service() if not self._nodes.ambiguous(m))

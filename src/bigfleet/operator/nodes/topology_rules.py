@@ -1,6 +1,6 @@
 """Judges a pod's rules about other pods: required affinity and anti-affinity, and spreads that forbid scheduling.
 
-Built for one kind of pod from the pods that stay where they are, and then told of each pod that is placed. Terms that
+Built for one kind of pod from the pods that stay where they are, then updated with each pod that is placed. Terms that
 select namespaces by label count as all namespaces where that forbids more, and as none where it would allow more: the
 operator does not read namespaces.
 """
@@ -136,7 +136,7 @@ class PodRules:
         labels = node.metadata.labels or {}
         if any(labels.get(key) == value for key, value in self._blocked):
             return "excluded by anti-affinity"
-        # The first pod of a group has nobody to join; it may start anywhere.
+        # The first pod of a group has no pod to join; it may start anywhere.
         may_start = not any(domains for _, domains in self._wanted) and self._joins(self.kind)
         for term, domains in self._wanted:
             domain = labels.get(term.topology_key)

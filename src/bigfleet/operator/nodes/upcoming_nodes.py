@@ -2,7 +2,7 @@
 
 The phase follows the newest frame of the machine, the conditions what the cluster sees of its Node and its drain.
 Frames are coalesced by machine: one worker handles a machine at a time and writes what differs from what is stored.
-Whatever the order, loss and repetition of frames, a resync ends in exactly the objects of the bound machines. Objects
+After any order, loss and repetition of frames, a resync ends in exactly the objects of the bound machines. Objects
 without our label are never deleted.
 """
 

@@ -1,8 +1,9 @@
 """Maintains exactly one CapacityRequest for each pod that asks for capacity, for the pod's whole life.
 
-docs/spec/operator.md §11. Each pod is looked at again after every change, whatever the change was; what is written
+docs/spec/operator.md §11. Each pod is looked at again after every change of any kind; what is written
 depends on the newest state alone. Requests of pods that are gone are deleted only after both caches have been read
-completely, while the pods' cache follows the server, and after the server itself has said that the pod is gone.
+completely, while the pods' cache follows the server, and after the server itself has said that the pod is gone. The
+same holds for pods on Nodes that BigFleet did not provide (`bigfleet.operator.pods.unmanaged_nodes`).
 """
 
 import asyncio
@@ -14,12 +15,15 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import Rng
+from bigfleet.operator.backoff import retry_delay_seconds
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject, KubernetesApi, PatchKind
 from bigfleet.operator.kubernetes.objects import (
     CapacityRequestObject,
+    NodeObject,
     PersistentVolume,
     PersistentVolumeClaim,
     PodObject,
+    UpcomingNode,
 )
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, POD_CONTROLLER_FIELD_MANAGER, PODS
 from bigfleet.operator.kubernetes.views import ObjectView
@@ -28,10 +32,15 @@ from bigfleet.operator.pods.defaults import PenaltyDefaults
 from bigfleet.operator.pods.findings import Inexpressible
 from bigfleet.operator.pods.index import PodIndex
 from bigfleet.operator.pods.mapping import PodStanding, map_pod, request_body, request_name, standing_of
-from bigfleet.operator.work_queue import KeyQueue, retry_delay_seconds
+from bigfleet.operator.pods.unmanaged_nodes import UnmanagedNodes
+from bigfleet.operator.work_queue import KeyQueue
 
 #: A request whose pod is gone is left to the garbage collector of the cluster for this long.
 ORPHAN_SECONDS: Final = 5.0
+#: In a cluster with unmanaged Nodes the scheduler has this long to place a pod there before capacity is requested.
+SCHEDULING_SECONDS: Final = 2.0
+#: A request on an unmanaged Node that cannot be deleted safely is looked at again after this long.
+_UNCERTAIN_SECONDS: Final = 10.0
 #: All pods are looked at again after this long, whether they changed or not.
 RESYNC_SECONDS: Final = 600.0
 _SYNC_POLL_SECONDS: Final = 0.1
@@ -101,11 +110,19 @@ class ClusterViews:
     requests: ObjectView[CapacityRequestObject]
     claims: ObjectView[PersistentVolumeClaim]
     volumes: ObjectView[PersistentVolume]
+    nodes: ObjectView[NodeObject]
+    upcoming_nodes: ObjectView[UpcomingNode]
 
     @property
     def are_synced(self) -> bool:
         """Say whether all of them have been read completely."""
-        return all(view.is_synced for view in (self.pods, self.requests, self.claims, self.volumes))
+        views = (self.pods, self.requests, self.claims, self.volumes, self.nodes, self.upcoming_nodes)
+        return all(view.is_synced for view in views)
+
+    @property
+    def are_nodes_certain(self) -> bool:
+        """Say whether Nodes and UpcomingNodes are known as they are now."""
+        return all(view.is_synced and view.failing_seconds() == 0 for view in (self.nodes, self.upcoming_nodes))
 
 
 class _NotYetError(Exception):
@@ -117,7 +134,7 @@ class _NotYetError(Exception):
 
 
 class PodController:
-    """Follows the pods of one cluster. `index` has the listeners of the caches; `run` writes."""
+    """Follows the pods of one cluster. `index` and `unmanaged` have the listeners of the caches; `run` writes."""
 
     def __init__(
         self,
@@ -140,11 +157,14 @@ class PodController:
         self._listener = listener or SilentReconcileListener()
         self._workers = workers
         self.index = PodIndex(self._changed, claims=views.claims, volumes=views.volumes)
+        self.unmanaged = UnmanagedNodes(self.index.change_node, api=api, clock=clock)
         #: None while `run` does not run: a follower remembers nothing, and a new leader looks at all pods.
         self._queue: KeyQueue[str] | None = None
         self._is_stopping = False
         self._attempts: dict[str, int] = {}
+        #: By the UID of the pod: since when it has been missed, and since when it has waited for the scheduler.
         self._orphan_since_seconds: dict[str, float] = {}
+        self._unscheduled_since_seconds: dict[str, float] = {}
         self._announced: dict[str, dict[str, str]] = {}
         self._logged_seconds: float | None = None
         self._unlogged = 0
@@ -178,8 +198,10 @@ class PodController:
                 timer.cancel()
         finally:
             self._queue = None
-            for memory in (self._attempts, self._orphan_since_seconds, self._announced):
-                memory.clear()
+            self._attempts.clear()
+            self._orphan_since_seconds.clear()
+            self._unscheduled_since_seconds.clear()
+            self._announced.clear()
 
     def stop(self) -> None:
         """Begin no more writes; `run` returns once the running ones are finished."""
@@ -249,11 +271,43 @@ class PodController:
         if standing is not PodStanding.REQUESTS:
             is_terminal = standing is PodStanding.TERMINAL
             return await self._without(own, ReconcileOutcome.POD_TERMINAL if is_terminal else ReconcileOutcome.EXCLUDED)
+        if await self._needs_nothing(pod, own):
+            self._announced.pop(uid, None)
+            self._unscheduled_since_seconds.pop(uid, None)
+            return await self._without(own, ReconcileOutcome.EXCLUDED)
+        self._wait_for_scheduler(pod, own)
         mapping = map_pod(pod, volumes=self.index, defaults=self._defaults)
         self._announce(pod, mapping.findings)
         if mapping.spec is None:
             return await self._without(own, ReconcileOutcome.UNSUPPORTED)
         return await self._with(pod, own, mapping.spec)
+
+    async def _needs_nothing(self, pod: PodObject, own: CapacityRequestObject | None) -> bool:
+        """Say whether the pod has its place on a Node that BigFleet did not provide.
+
+        A request that is there stays until that is certain; the pod is then looked at again.
+        """
+        node_name = pod.spec.node_name
+        if node_name not in self.unmanaged:
+            return False
+        if own is None:
+            return True
+        if self._views.are_nodes_certain and await self.unmanaged.confirm(node_name):
+            return True
+        if self._queue is not None:
+            self._queue.put_later(pod.metadata.uid, _UNCERTAIN_SECONDS)
+        return False
+
+    def _wait_for_scheduler(self, pod: PodObject, own: CapacityRequestObject | None) -> None:
+        """Let the scheduler use unmanaged Nodes first. Raises _NotYetError while it has not had the time."""
+        uid = pod.metadata.uid
+        if own is not None or pod.spec.node_name or not self.unmanaged:
+            self._unscheduled_since_seconds.pop(uid, None)
+            return
+        now_seconds = self._clock.monotonic_seconds()
+        left_seconds = self._unscheduled_since_seconds.setdefault(uid, now_seconds) + SCHEDULING_SECONDS - now_seconds
+        if left_seconds > 0:
+            raise _NotYetError(left_seconds)
 
     async def _without(self, own: CapacityRequestObject | None, outcome: ReconcileOutcome) -> ReconcileOutcome:
         """Delete the request of a pod that must have none."""
@@ -327,6 +381,7 @@ class PodController:
     async def _collect(self, uid: str, found: list[CapacityRequestObject]) -> ReconcileOutcome:
         """Delete the requests of a pod that is not in the cache, once it is certain that the pod is gone."""
         self._announced.pop(uid, None)
+        self._unscheduled_since_seconds.pop(uid, None)
         if not found:
             self._orphan_since_seconds.pop(uid, None)
             return ReconcileOutcome.POD_GONE

@@ -1,4 +1,4 @@
-"""Indexes pods by UID, their requests, and the claims that they use, as listeners of the caches.
+"""Indexes pods by UID and by Node, their requests, and the claims that they use, as listeners of the caches.
 
 Each change names the pods whose requests may have to change. Changes of a pod that its request does not depend on, such
 as a condition of its status, name none.
@@ -37,6 +37,7 @@ class PodIndex:
         self._volumes = volumes
         self._pods: dict[str, PodObject] = {}
         self._requests: dict[str, dict[_Key, CapacityRequestObject]] = {}
+        self._pods_by_node: dict[str, set[str]] = {}
         self._pods_by_claim: dict[_Key, set[str]] = {}
         self._claims_by_volume: dict[str, set[_Key]] = {}
         self.pods_listener = PodListener(self)
@@ -73,6 +74,11 @@ class PodIndex:
         uid = stored.metadata.uid
         known = self._pods.get(uid)
         self._pods[uid] = stored
+        node_name = stored.spec.node_name
+        if known is not None and known.spec.node_name != node_name:
+            _discard(self._pods_by_node, known.spec.node_name, uid)
+        if node_name:
+            self._pods_by_node.setdefault(node_name, set()).add(uid)
         if known is None or known.spec.volumes != stored.spec.volumes:
             if known is not None:
                 self._forget_claims(known)
@@ -86,6 +92,7 @@ class PodIndex:
         uid = former.metadata.uid
         known = self._pods.pop(uid, None)
         if known is not None:
+            _discard(self._pods_by_node, known.spec.node_name, uid)
             self._forget_claims(known)
         self._on_change(uid)
 
@@ -131,6 +138,10 @@ class PodIndex:
         """Look at the pods whose claims are bound to a volume."""
         for key in self._claims_by_volume.get(name, ()):
             self._changed(self._pods_by_claim.get(key, ()))
+
+    def change_node(self, name: str) -> None:
+        """Look at the pods of a Node."""
+        self._changed(self._pods_by_node.get(name, ()))
 
     def _changed(self, uids: Iterable[str]) -> None:
         for uid in sorted(uids):

@@ -91,7 +91,7 @@ def request_name(pod_uid: str) -> str:
 
 
 def map_pod(pod: PodObject, *, volumes: Volumes = _NO_VOLUMES, defaults: PenaltyDefaults = _NO_DEFAULTS) -> PodMapping:
-    """Return the spec of the pod's request, whatever its standing, and what the request does not say."""
+    """Return the spec of the pod's request, with any standing, and what the request does not say."""
     own, findings = node_requirements(pod.spec)
     if own is None:
         return PodMapping(spec=None, why_none=findings[0].message, findings=tuple(findings))

@@ -1,7 +1,7 @@
 """Writes label selectors canonically.
 
 Equal selectors give equal text and
-equal JSON, whatever the order of their maps and lists.
+equal JSON, in any order of their maps and lists.
 """
 
 from bigfleet.operator.kubernetes.api import Json

@@ -32,7 +32,7 @@ FieldPath = tuple[str | ItemKey, ...]
 FieldOwners = Mapping[FieldManager, frozenset[FieldPath]]
 
 _LIST_KEYS = {"conditions": "type", "ownerReferences": "uid"}
-#: Set by the server, or the object's address: nobody owns them.
+#: Set by the server, or the object's address: no manager owns them.
 _UNOWNED: frozenset[FieldPath] = frozenset(
     {("apiVersion",), ("kind",)}
     | {
@@ -60,7 +60,7 @@ def fields_of(stored: Stored) -> dict[FieldPath, Any]:
 def after_update(owners: FieldOwners, former: Stored, stored: Stored, manager: FieldManager) -> FieldOwners:
     """Return the owners after a manager changed an object otherwise than by applying.
 
-    It owns what it changed; what it removed nobody owns.
+    It owns what it changed; what it removed has no owner.
     """
     before, after = fields_of(former), fields_of(stored)
     changed = {path for path, value in after.items() if path not in before or before[path] != value}

@@ -83,7 +83,7 @@ _GRACE_SECONDS_DEFAULT = 30
 
 
 def kind_key(resource: Resource[Any]) -> KindKey:
-    """Return what identifies the kind of a resource, whatever the subresource."""
+    """Return what identifies the kind of a resource, with any subresource."""
     return (resource.group, resource.plural)
 
 

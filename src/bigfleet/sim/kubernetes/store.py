@@ -122,7 +122,7 @@ class ObjectStore:
         return self._page(self.version, selected, limit)
 
     def next_page(self, token: str, limit: int) -> ListedPage:
-        """Return the page that a token asks for: of the same list, whatever has changed since. Raises ApiError 410."""
+        """Return the page that a token asks for: of the same list, without later changes. Raises ApiError 410."""
         version, left = self._continued.get(token, (-1, []))
         if version < self._compacted_version:
             raise expired(

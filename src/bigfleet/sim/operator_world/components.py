@@ -349,7 +349,7 @@ class _Room:
         self.free_cpu -= cpu_of(pod)
 
     def reserve(self, pod: Stored, *, takes_others: bool) -> None:
-        """Keep room for a pod until others have left; nobody else is preempted here in this step."""
+        """Keep room for a pod until others have left; no other pod is preempted here in this step."""
         self.free_cpu -= cpu_of(pod)
         self.is_reserved = takes_others
 

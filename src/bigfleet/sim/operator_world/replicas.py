@@ -20,10 +20,12 @@ from bigfleet.operator.kubernetes.lease import LeaderElector, LeadershipLost
 from bigfleet.operator.kubernetes.reflector import Reflector
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
+    NODES,
     OWNED_BY_POD,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
     PODS,
+    UPCOMING_NODES,
 )
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.operator.pods.controller import ClusterViews, PodController
@@ -188,9 +190,13 @@ class PodControllerReplica(ControllerReplica):
 
         pods, requests = follow(PODS), follow(CAPACITY_REQUESTS, OWNED_BY_POD)
         claims, volumes = follow(PERSISTENT_VOLUME_CLAIMS), follow(PERSISTENT_VOLUMES)
+        nodes, upcoming = follow(NODES), follow(UPCOMING_NODES)
+        caches = (pods, requests, claims, volumes, nodes, upcoming)
         controller = PodController(
             api,
-            ClusterViews(pods=pods, requests=requests, claims=claims, volumes=volumes),
+            ClusterViews(
+                pods=pods, requests=requests, claims=claims, volumes=volumes, nodes=nodes, upcoming_nodes=upcoming
+            ),
             clock=self._clock,
             rng=self._rng,
             workers=4,
@@ -200,9 +206,11 @@ class PodControllerReplica(ControllerReplica):
         requests.add_listener(index.requests_listener)
         claims.add_listener(index.claims_listener)
         volumes.add_listener(index.volumes_listener)
-        for cache in (pods, requests, claims, volumes):
+        nodes.add_listener(controller.unmanaged.nodes_listener)
+        upcoming.add_listener(controller.unmanaged.machines_listener)
+        for cache in caches:
             tasks.create_task(cache.run())
-        for cache in (pods, requests, claims, volumes):
+        for cache in caches:
             await cache.wait_synced()
         while True:
             try:

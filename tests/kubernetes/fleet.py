@@ -15,10 +15,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from bench.quality.bound import lower_bound
+from bench.quality.values import Instance, Offer
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.up.kubernetes.run import ProviderMachines
 from bigfleet.cli.up.observer import ShardObserver
@@ -45,7 +47,13 @@ from bigfleet.provider.backends.simulated.book import Entry
 from bigfleet.provider.records.record import ErrorCode
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
-from bigfleet.sim.packing.comparison import PackedCost, packed_cost, paid_anyway_usd_per_hour
+from bigfleet.sim.packing.comparison import (
+    PackedCost,
+    cluster_of,
+    offers_of,
+    packed_cost,
+    paid_anyway_usd_per_hour,
+)
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, is_ready, until_nothing
 from tests.kubernetes.program import Program
 from tests.processes import free_port
@@ -98,6 +106,8 @@ class FleetCost:
     machines: int
     usd_per_hour: float
     packed: PackedCost
+    #: The bound of `bench.quality` on any fleet for that demand.
+    least_usd_per_hour: float
 
 
 class FleetUnderTest:
@@ -242,6 +252,8 @@ class FleetUnderTest:
             "--listen", self.address_of(SHARD),
             "--metrics-addr", self.address_of(f"{SHARD}-metrics"),
             "--data-dir", str(self.folder / "shard"),
+            # For whoever looks for the cause of a failure: `bigfleet replay`.
+            "--record", str(self.folder / "shard.recording"),
             "--provider-addr", self.address_of(PROVIDER),
             "--cycle-interval", "1s",
             "--reclaim-after", "4s",
@@ -345,17 +357,23 @@ class FleetUnderTest:
         bound = [machine for machine in machines if machine.state in BOUND_STATES]
         others = [machine for machine in machines if machine.state not in BOUND_STATES]
         demand = {name: await self.requests(name) for name in self.clusters}
+        paid_anyway = sum(map(paid_anyway_usd_per_hour, machines))
+        packing = tuple(cluster_of(name, requests) for name, requests in demand.items())
+        # Their prices are rents already.
+        offers = cast("tuple[Offer, ...]", tuple(offers_of(machines)))
+        instance = Instance(family="fleet", size="", seed=0, offers=offers, steps=(packing,))
         return FleetCost(
             machines=len(bound),
             usd_per_hour=sum(machine.price_usd_per_hour for machine in bound)
             + sum(map(paid_anyway_usd_per_hour, others)),
             packed=await asyncio.to_thread(packed_cost, demand, machines),
+            least_usd_per_hour=paid_anyway + await asyncio.to_thread(lower_bound, instance),
         )
 
     def interrupted(self) -> set[str]:
         """Return the machines that the provider took after a notice."""
         lost = self.programs[PROVIDER].events("inventory.machine_lost")
-        return {line["machine_id"] for line in lost if line["code"] == ErrorCode.INTERRUPTED}
+        return {line["machine_id"] for line in lost if line["code"] == ErrorCode.INTERRUPTED.value}
 
     async def hostable_pods(self, name: str) -> list[str]:
         """Return the pending pods of a cluster that some machine on offer could host, with that machine.

@@ -54,7 +54,7 @@ async def what_is_owned_by_a_deleted_object_is_deleted(world: FactWorld) -> None
 
 
 async def an_eviction_without_a_budget_deletes(world: FactWorld) -> None:
-    """Gracefully; an eviction for another uid is refused."""
+    """Gracefully, with a condition that says why; an eviction for another uid is refused."""
     place: dict[str, Any] = {"namespace": world.namespace, "name": "a"}
     await world.create_pod("a", node=f"node-{world.suffix}")
     other = eviction("a", world.namespace, preconditions={"uid": "00000000-0000-0000-0000-000000000000"})
@@ -66,6 +66,7 @@ async def an_eviction_without_a_budget_deletes(world: FactWorld) -> None:
     assert error.is_conflict
     assert answer.status == "Success"
     assert evicted.metadata.deletion_timestamp is not None
+    assert evicted.is_displaced
 
 
 async def a_budget_refuses_evictions(world: FactWorld) -> None:

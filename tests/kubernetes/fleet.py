@@ -12,23 +12,26 @@ import json
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from bench.quality.bound import lower_bound
+from bench.quality.values import Instance, Offer
 from bigfleet.cli.runtime.system import SystemClock
-from bigfleet.cli.up.fleet_check import FleetCheck, check_fleet
 from bigfleet.cli.up.kubernetes.run import ProviderMachines
 from bigfleet.cli.up.observer import ShardObserver
 from bigfleet.demo.kubernetes.fake_node import FakeNode
 from bigfleet.demo.kubernetes.machine_nodes import node_name, nodes_of
 from bigfleet.model import vector
+from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.node_identity import node_labels, node_taints
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import BOUND_STATES, MachineState
 from bigfleet.operator.demand.capacity_requests import request_of_spec
 from bigfleet.operator.kubernetes.api import ApiError, Resource
 from bigfleet.operator.kubernetes.objects import KubernetesObject, PodObject
@@ -41,7 +44,16 @@ from bigfleet.operator.kubernetes.resources import (
 )
 from bigfleet.operator.requests import CapacityRequest, UnmappableRequest
 from bigfleet.provider.backends.simulated.book import Entry
+from bigfleet.provider.records.record import ErrorCode
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
+from bigfleet.rpc.wire.convert_machine import machine_from_wire
+from bigfleet.sim.packing.comparison import (
+    PackedCost,
+    cluster_of,
+    offers_of,
+    packed_cost,
+    paid_anyway_usd_per_hour,
+)
 from tests.kubernetes.api_proxy import ApiProxy
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, is_ready, until_nothing
 from tests.kubernetes.program import Program
@@ -57,6 +69,8 @@ POD_CONTROLLER_ACCOUNT = "bigfleet-pod-controller"
 MANIFESTS = ROOT / "deploy" / "kubernetes" / "base"
 #: Machines boot within a few seconds.
 TIME_SCALE = 0.02
+#: From a reclaim notice until the host is taken: some cycles of the shard, once the provider has started again.
+_NOTICE_SECONDS = 8.0
 #: Seconds since the world began that no test reaches.
 _FOR_EVER = 1e12
 
@@ -85,6 +99,18 @@ def pool(instance_type: str, zone: str, count: int, *, capacity_type: str = "on_
     return {"instance_type": instance_type, "zone": zone, "count": count, "capacity_type": capacity_type, **fields}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetCost:
+    """What a fleet costs, beside what a packer pays that may move every pod."""
+
+    #: That are bound to clusters.
+    machines: int
+    usd_per_hour: float
+    packed: PackedCost
+    #: The bound of `bench.quality` on any fleet for that demand.
+    least_usd_per_hour: float
+
+
 class FleetUnderTest:
     """A fleet whose clusters are control planes that run already. Use it as an async context manager.
 
@@ -97,6 +123,7 @@ class FleetUnderTest:
         clusters: Mapping[str, ClusterUnderTest],
         *,
         pools: Sequence[Pool],
+        rack_size: int = 48,
         shard_flags: Sequence[str] = (),
         operator_flags: Sequence[str] = (),
         proxies: Mapping[str, ApiProxy] | None = None,
@@ -108,6 +135,7 @@ class FleetUnderTest:
         #: Nodes that every cluster has beside its machines.
         self.unmanaged_nodes: dict[str, FakeNode] = {}
         self._pools = list(pools)
+        self._rack_size = rack_size
         self._shard_flags = tuple(shard_flags)
         self._operator_flags = tuple(operator_flags)
         self._proxies = dict(proxies or {})
@@ -230,6 +258,8 @@ class FleetUnderTest:
             "--listen", self.address_of(SHARD),
             "--metrics-addr", self.address_of(f"{SHARD}-metrics"),
             "--data-dir", str(self.folder / "shard"),
+            # For whoever looks for the cause of a failure: `bigfleet replay`.
+            "--record", str(self.folder / "shard.recording"),
             "--provider-addr", self.address_of(PROVIDER),
             "--cycle-interval", "1s",
             "--reclaim-after", "4s",
@@ -256,6 +286,7 @@ class FleetUnderTest:
         world = {
             "region": REGION,
             "zones": ZONES,
+            "rack_size": self._rack_size,
             "pools": self._pools,
             "interruption": {"truth_factor": 0.0},
             "stockouts": [{"zone": zone, "from_seconds": 0.0, "to_seconds": _FOR_EVER} for zone in self._zones_out],
@@ -266,6 +297,10 @@ class FleetUnderTest:
         """Let the hosts of machines die without a warning; the provider is restarted for it."""
         await self._change_world(ids, self._zones_out)
 
+    async def interrupt_hosts(self, ids: Sequence[str]) -> None:
+        """Let the provider give a reclaim notice for machines, and take their hosts once it has run out."""
+        await self._change_world(ids, self._zones_out, notice_seconds=_NOTICE_SECONDS)
+
     async def lose_zone(self, zone: str) -> None:
         """Let every host of a zone die without a warning, and the zone give none until `restore_zones`."""
         ids = [machine.id for machine in await self.machines() if machine.zone == zone]
@@ -275,7 +310,10 @@ class FleetUnderTest:
         """Let all zones give hosts again."""
         await self._change_world((), ())
 
-    async def _change_world(self, ids: Sequence[str], zones_out: tuple[str, ...]) -> None:
+    async def _change_world(
+        self, ids: Sequence[str], zones_out: tuple[str, ...], *, notice_seconds: float | None = None
+    ) -> None:
+        """Stop the provider, end the hosts of machines, and start it in a world without some zones."""
         provider = self.programs[PROVIDER]
         await provider.stop()
         self._zones_out = zones_out
@@ -285,7 +323,8 @@ class FleetUnderTest:
             for machine_id, row in connection.execute("SELECT id, entry FROM machines").fetchall():
                 entry = msgspec.json.decode(row, type=Entry)
                 if machine_id in ids and entry.host is not None:
-                    entry.host.dies_unix_nanos = now
+                    entry.host.dies_unix_nanos = now + int((notice_seconds or 0.0) * NANOS_PER_SECOND)
+                    entry.host.notice_unix_nanos = None if notice_seconds is None else now
                     text = msgspec.json.encode(entry)
                     connection.execute("UPDATE machines SET entry = ? WHERE id = ?", (text, machine_id))
         provider.start()
@@ -315,11 +354,34 @@ class FleetUnderTest:
                 found.append(request_of_spec(stored.spec, metadata.namespace, "/".join(metadata.key)))
         return found
 
-    async def check(self) -> FleetCheck:
-        """Compare the fleet with a packer's, for the demand of this moment."""
+    async def cost(self) -> FleetCost:
+        """Return what the bound machines cost, and what a packer pays for the demand of this moment.
+
+        Idle machines are held for some minutes before they are released: they are not what the clusters cost. Those
+        that are paid for even if they serve nobody count on both sides.
+        """
         figures = await self.observer.look_after(SystemClock().unix_nanos())
+        machines = [machine_from_wire(message)[0] for message in figures.inventory]
+        bound = [machine for machine in machines if machine.state in BOUND_STATES]
+        others = [machine for machine in machines if machine.state not in BOUND_STATES]
         demand = {name: await self.requests(name) for name in self.clusters}
-        return await asyncio.to_thread(check_fleet, demand, figures)
+        paid_anyway = sum(map(paid_anyway_usd_per_hour, machines))
+        packing = tuple(cluster_of(name, requests) for name, requests in demand.items())
+        # Their prices are rents already.
+        offers = cast("tuple[Offer, ...]", tuple(offers_of(machines)))
+        instance = Instance(family="fleet", size="", seed=0, offers=offers, steps=(packing,))
+        return FleetCost(
+            machines=len(bound),
+            usd_per_hour=sum(machine.price_usd_per_hour for machine in bound)
+            + sum(map(paid_anyway_usd_per_hour, others)),
+            packed=await asyncio.to_thread(packed_cost, demand, machines),
+            least_usd_per_hour=paid_anyway + await asyncio.to_thread(lower_bound, instance),
+        )
+
+    def interrupted(self) -> set[str]:
+        """Return the machines that the provider took after a notice."""
+        lost = self.programs[PROVIDER].events("inventory.machine_lost")
+        return {line["machine_id"] for line in lost if line["code"] == ErrorCode.INTERRUPTED.value}
 
     async def hostable_pods(self, name: str) -> list[str]:
         """Return the pending pods of a cluster that some machine on offer could host, with that machine.

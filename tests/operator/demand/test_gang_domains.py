@@ -76,7 +76,7 @@ def test_a_request_that_comes_later_follows_its_gang() -> None:
     assert amounts == {"cpu": 3000}
 
 
-def test_a_gang_is_free_again_when_its_bound_pods_are_going_or_gone() -> None:
+def test_a_gang_is_free_again_when_its_bound_pods_are_going_or_gone_and_another_waits() -> None:
     going, gone = Cluster(), Cluster()
     for cluster in (going, gone):
         cluster.put_pod("a", node="node-z1")
@@ -85,6 +85,25 @@ def test_a_gang_is_free_again_when_its_bound_pods_are_going_or_gone() -> None:
     gone.pods.remove(gone.pods.objects["ns", "a"])
 
     assert going.requirements() == gone.requirements() == [((SAME,), {"cpu": 2000})]
+
+
+def test_what_is_left_of_a_gang_that_ends_is_asked_for_where_it_ran() -> None:
+    cluster = Cluster()
+    for name in ("a", "b"):
+        cluster.put_pod(name, node="node-z2")
+    bound = cluster.requirements()
+    cluster.put_pod("a", node="node-z2", deleting=True)
+    cluster.put_pod("b", node="node-z2", deleting=True)
+    assert cluster.requirements() == bound
+
+    # The requests of pods that are gone are deleted one after the other.
+    for name in ("a", "b"):
+        cluster.pods.remove(cluster.pods.objects["ns", name])
+    cluster.requests.remove(cluster.requests.objects["ns", "a"])
+    ((requirements, amounts),) = cluster.requirements()
+
+    assert set(requirements) == {SAME, zones("z2")}
+    assert amounts == {"cpu": 1000}
 
 
 def test_the_sums_of_a_gang_that_was_bound_agree_with_a_recount() -> None:

@@ -8,6 +8,7 @@ import pytest
 from bigfleet.operator.kubernetes.api import ApiError, JsonObject
 from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
+    EVICTIONS,
     OWNED_BY_POD,
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
@@ -80,6 +81,23 @@ async def test_a_pod_that_has_ended_loses_its_request(phase: str) -> None:
 
         assert world.requests() == []
         assert world.process.counted.outcomes[ReconcileOutcome.CR_DELETED] == 1
+
+
+async def test_a_pod_that_is_evicted_loses_its_request_while_it_still_ends() -> None:
+    async with controller_world() as world:
+        world.put_pod(spec={"nodeName": "n1"}, status={"phase": "Running"})
+        await world.settle(5)
+        eviction: JsonObject = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": "web-0", "namespace": "shop"},
+            "deleteOptions": {"gracePeriodSeconds": 600},
+        }
+        await world.user.create(EVICTIONS, eviction, namespace="shop", name="web-0")
+        await world.settle(5)
+
+        assert world.server.read(PODS, "web-0", "shop") is not None
+        assert world.requests() == []
 
 
 async def test_a_pod_that_is_being_deleted_keeps_its_request() -> None:

@@ -2,12 +2,19 @@
 
 The scheduler puts the first pod of a gang wherever there is room, and the others must follow it (docs/spec/operator.md
 §3). Only pods with required pod affinity are remembered. Nothing here chooses a domain.
+
+A pod's request outlives the pod by some seconds. Where the last pods of a gang ran is therefore remembered until a pod
+waits again: without it, what is left of a gang that ends would be asked for in any domain, and get machines there.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.views import ObjectView
+
+#: Pods whose requests may outlive them; the oldest are forgotten first.
+_ENDED_MAX: Final = 16_384
 
 
 class GangDomains:
@@ -15,30 +22,43 @@ class GangDomains:
 
     def __init__(self, nodes: ObjectView[NodeObject]) -> None:
         self._nodes = nodes
-        #: Node name by pod UID: all and only the bound pods with required pod affinity that neither end nor have ended.
+        #: Node name by pod UID, "" while unbound: all and only the pods with required pod affinity that neither end nor
+        #: have ended.
         self._node_of: dict[str, str] = {}
+        #: Node name by pod UID: those that end or have ended, the latest last.
+        self._ended_on: dict[str, str] = {}
 
     def put(self, stored: PodObject, former: PodObject | None) -> None:
         """Follow one pod."""
-        if _is_bound_gang_pod(stored):
+        if stored.is_terminating or stored.is_finished:
+            self._end(stored.metadata.uid)
+        elif _is_gang_pod(stored):
             self._node_of[stored.metadata.uid] = stored.spec.node_name
-        else:
-            self._node_of.pop(stored.metadata.uid, None)
 
     def remove(self, former: PodObject) -> None:
-        """Forget one pod."""
-        self._node_of.pop(former.metadata.uid, None)
+        """Take note that a pod is gone."""
+        self._end(former.metadata.uid)
 
     def domains(self, topology_key: str, pod_uids: Iterable[str]) -> tuple[str, ...]:
-        """Return the values of a node label where some of these pods run, in order; none while no pod is bound."""
-        names = {self._node_of[uid] for uid in pod_uids if uid in self._node_of}
-        nodes = (self._nodes.get(name, "") for name in names)
+        """Return the values of a node label where some of these pods run, in order; none while no pod is bound.
+
+        If none of them lives, return those where they ran.
+        """
+        uids = set(pod_uids)
+        living = uids & self._node_of.keys()
+        names = {self._node_of[uid] for uid in living} if living else {self._ended_on.get(uid, "") for uid in uids}
+        nodes = (self._nodes.get(name, "") for name in names - {""})
         values = {(node.metadata.labels or {}).get(topology_key, "") for node in nodes if node is not None}
         return tuple(sorted(values - {""}))
 
+    def _end(self, uid: str) -> None:
+        name = self._node_of.pop(uid, "")
+        if name:
+            self._ended_on[uid] = name
+            while len(self._ended_on) > _ENDED_MAX:
+                del self._ended_on[next(iter(self._ended_on))]
 
-def _is_bound_gang_pod(pod: PodObject) -> bool:
-    if not pod.spec.node_name or pod.is_terminating or pod.is_finished:
-        return False
+
+def _is_gang_pod(pod: PodObject) -> bool:
     affinity = pod.spec.affinity.pod_affinity if pod.spec.affinity is not None else None
     return affinity is not None and bool(affinity.required_during_scheduling_ignored_during_execution)

@@ -14,6 +14,8 @@ T = TypeVar("T")
 Quantity = str | int | float
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
+#: A condition of a pod that leaves its node for a reason outside of it; what made the pod makes another one at once.
+_DISRUPTION_TARGET = "DisruptionTarget"
 
 
 class _Struct(msgspec.Struct, rename="camel", omit_defaults=True, gc=False):
@@ -289,6 +291,14 @@ class PodObject(KubernetesObject):
     def is_terminating(self) -> bool:
         """Say whether the pod is being deleted."""
         return self.metadata.deletion_timestamp is not None
+
+    @property
+    def is_displaced(self) -> bool:
+        """Say whether the pod is being deleted because it must leave its node: evicted, preempted or tainted away."""
+        conditions = self.status.conditions or ()
+        return self.is_terminating and any(
+            each.type == _DISRUPTION_TARGET and each.status == "True" for each in conditions
+        )
 
     @property
     def is_mirror(self) -> bool:

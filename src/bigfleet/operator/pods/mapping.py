@@ -40,9 +40,10 @@ class PodStanding(Enum):
 
     #: It has one for its whole life, scheduled or not.
     REQUESTS = "requests"
-    #: It has ended: a request that is still there is deleted at once.
+    #: It has ended, or leaves its node and another pod takes its place: a request that is still there is deleted at
+    #: once.
     TERMINAL = "terminal"
-    #: It is being deleted: its request stays until the pod is gone, and none is made.
+    #: It is being deleted otherwise: its request stays until the pod is gone, and none is made.
     LEAVING = "leaving"
     #: It comes with its node, or must not run yet.
     EXCLUDED = "excluded"
@@ -66,7 +67,7 @@ def standing_of(pod: PodObject) -> PodStanding:
     if not pod.spec.containers:
         # Every pod has a container; one that could not be decoded has nothing but its metadata.
         return PodStanding.UNREADABLE
-    if pod.is_finished:
+    if pod.is_finished or pod.is_displaced:
         return PodStanding.TERMINAL
     if why_excluded(pod):
         return PodStanding.EXCLUDED

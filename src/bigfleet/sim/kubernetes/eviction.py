@@ -14,6 +14,20 @@ from bigfleet.sim.kubernetes.selectors import selector_object_matches
 _ENDED = frozenset({"Succeeded", "Failed"})
 
 
+def as_evicted(pod: Stored, timestamp: str) -> Stored:
+    """Return the pod with the condition that an eviction leaves on it."""
+    status = pod.get("status", {})
+    condition = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": timestamp,
+    }
+    others = [each for each in status.get("conditions") or () if each["type"] != condition["type"]]
+    return {**pod, "status": {**status, "conditions": [*others, condition]}}
+
+
 def eviction_refusal(
     pod: Stored, budgets: Sequence[Stored], pods: Sequence[Stored], wanted: int | None
 ) -> ApiError | None:

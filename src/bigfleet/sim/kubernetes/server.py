@@ -13,7 +13,7 @@ from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.operator.kubernetes.api import ApiError, Json, JsonObject, PatchKind, Resource
 from bigfleet.operator.kubernetes.timestamps import rfc3339
 from bigfleet.sim.kubernetes import kinds
-from bigfleet.sim.kubernetes.eviction import eviction_refusal
+from bigfleet.sim.kubernetes.eviction import as_evicted, eviction_refusal
 from bigfleet.sim.kubernetes.faults import ApiFaults
 from bigfleet.sim.kubernetes.field_ownership import FieldManager, FieldOwners, after_update, apply_configuration
 from bigfleet.sim.kubernetes.kinds import KindKey, Stored, kind_key, plain, traits_of
@@ -292,7 +292,8 @@ class InMemoryApiServer:
         if refusal is not None:
             raise refusal
         if not options.get("dryRun"):
-            self._delete(kind_key(resource), key, pod, options.get("gracePeriodSeconds"))
+            evicted = as_evicted(pod, self.timestamp())
+            self._delete(kind_key(resource), key, evicted, options.get("gracePeriodSeconds"))
         return {"apiVersion": "v1", "kind": "Status", "status": "Success", "code": 201}
 
     def request_token(self, resource: AnyResource, body: JsonObject, key: ObjectKey) -> Stored:

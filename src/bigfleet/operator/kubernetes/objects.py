@@ -5,13 +5,15 @@ them. An object that is missing a part decodes to the default of that part. What
 come from these structs. Sources: the Kubernetes API reference v1.37; docs/spec/operator.md §2 for our own kinds.
 """
 
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
-Quantity = str | int | float
+#: What API servers store; a longer number would be decoded, and could not be encoded again.
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Quantity = str | Int | float
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 
@@ -87,7 +89,7 @@ class StatusDetails(_Struct):
     """`details` of a Status."""
 
     causes: list[StatusCause] | None = None
-    retry_after_seconds: int | None = None
+    retry_after_seconds: Int | None = None
 
 
 class StatusObject(_Struct):
@@ -97,7 +99,7 @@ class StatusObject(_Struct):
     status: str = ""
     message: str = ""
     reason: str = ""
-    code: int = 0
+    code: Int = 0
     details: StatusDetails | None = None
 
 
@@ -108,7 +110,7 @@ class Condition(_Struct):
     status: str = ""
     reason: str = ""
     message: str = ""
-    observed_generation: int | None = None
+    observed_generation: Int | None = None
     last_transition_time: str | None = None
 
 
@@ -130,19 +132,25 @@ class LabelSelectorObject(_Struct):
 # ---- pods -------------------------------------------------------------------------------------------------------
 
 
+class ResourceClaim(_Struct):
+    """`resourceClaims[]` of a pod, and `resources.claims[]` of a container."""
+
+    name: str = ""
+
+
 class ResourceRequirements(_Struct):
     """`resources` of a container."""
 
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
     # Kubernetes' dynamic resource allocation: named here so that a pod that uses it is recognised.
-    claims: list[dict[str, object]] | None = None
+    claims: list[ResourceClaim] | None = None
 
 
 class ContainerPort(_Struct):
     """`ports[]` of a container: two pods that want one port of a host cannot share a node."""
 
-    host_port: int = 0
+    host_port: Int = 0
     protocol: str = ""
 
 
@@ -203,11 +211,11 @@ class Affinity(_Struct):
 class TopologySpreadConstraint(_Struct):
     """`spec.topologySpreadConstraints[]`."""
 
-    max_skew: int = 1
+    max_skew: Int = 1
     topology_key: str = ""
     when_unsatisfiable: str = ""
     label_selector: LabelSelectorObject | None = None
-    min_domains: int | None = None
+    min_domains: Int | None = None
     match_label_keys: list[str] | None = None
 
 
@@ -257,13 +265,13 @@ class PodSpec(_Struct):
     #: Requests of the pod as a whole (pod-level resources).
     resources: ResourceRequirements | None = None
     overhead: dict[str, Quantity] | None = None
-    priority: int | None = None
+    priority: Int | None = None
     priority_class_name: str = ""
     scheduler_name: str = ""
     scheduling_gates: list[PodSchedulingGate] | None = None
     volumes: list[Volume] | None = None
-    resource_claims: list[dict[str, object]] | None = None
-    termination_grace_period_seconds: int | None = None
+    resource_claims: list[ResourceClaim] | None = None
+    termination_grace_period_seconds: Int | None = None
 
 
 class PodStatus(_Struct):
@@ -363,7 +371,7 @@ class DaemonSet(KubernetesObject):
 class PriorityClass(KubernetesObject):
     """A PriorityClass."""
 
-    value: int = 0
+    value: Int = 0
     global_default: bool = False
 
 
@@ -402,10 +410,10 @@ class LeaseSpec(_Struct):
     """`spec` of a Lease."""
 
     holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
+    lease_duration_seconds: Int | None = None
     acquire_time: str | None = None
     renew_time: str | None = None
-    lease_transitions: int | None = None
+    lease_transitions: Int | None = None
 
 
 class LeaseObject(KubernetesObject):
@@ -454,7 +462,7 @@ class AccessReview(_Struct):
 class CapacitySpread(_Struct):
     """`spec.topologySpread[]` of a CapacityRequest."""
 
-    max_skew: int = 1
+    max_skew: Int = 1
     topology_key: str = ""
     when_unsatisfiable: str = ""
 
@@ -471,13 +479,13 @@ class CapacityExclusion(_Struct):
 
     #: Requests of one namespace with equal groups exclude each other.
     group: str = ""
-    max_per_machine: int = 1
+    max_per_machine: Int = 1
 
 
 class CapacityRequestSpec(_Struct):
     """`spec` of a CapacityRequest."""
 
-    priority: int = 0
+    priority: Int = 0
     resources: dict[str, Quantity] = msgspec.field(default_factory=dict)
     requirements: list[LabelSelectorRequirement] | None = None
     topology_spread: list[CapacitySpread] | None = None
@@ -492,7 +500,7 @@ class CapacityRequestStatus(_Struct):
 
     phase: str = ""
     acknowledged_at: str | None = None
-    observed_generation: int | None = None
+    observed_generation: Int | None = None
     conditions: list[Condition] | None = None
 
 
@@ -545,7 +553,7 @@ class AvailableCapacitySpec(_Struct):
     """`spec` of an AvailableCapacity."""
 
     availability: str = ""
-    available_count: int = 0
+    available_count: Int = 0
     cost: Quantity = "0"
     resources: dict[str, Quantity] = msgspec.field(default_factory=dict)
     requirements: list[LabelSelectorRequirement] | None = None

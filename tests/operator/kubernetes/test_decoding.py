@@ -116,3 +116,12 @@ def test_an_event_without_an_object_is_malformed() -> None:
     for line in (b'{"type": "ADDED", "object": {}}', b'{"type": "ADDED", "object": null}', b'{"type": "ADDED"}'):
         with pytest.raises(MalformedAnswer):
             WatchDecoder.of(PodObject).event("watch pods", line)
+
+
+@pytest.mark.parametrize("spec", [{"priority": 2**70}, {"resources": {"cpu": 2**70}}])
+def test_a_number_that_no_server_stores_costs_its_object(spec: dict[str, Any]) -> None:
+    """It would be decoded, and end whoever encodes the object."""
+    body = json.dumps({"metadata": {"name": "a"}, "spec": spec}).encode()
+    found, is_whole = ObjectDecoder.of(CapacityRequestObject).object_or_metadata(body)
+
+    assert (found.metadata.name, found.spec.priority, is_whole) == ("a", 0, False)

@@ -5,13 +5,15 @@ them. An object that is missing a part decodes to the default of that part. What
 come from these structs. Sources: the Kubernetes API reference v1.37; docs/spec/operator.md §2 for our own kinds.
 """
 
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import msgspec
 
 T = TypeVar("T")
 
-Quantity = str | int | float
+#: What API servers store; a longer number would be decoded, and could not be encoded again.
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Quantity = str | Int | float
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 #: A condition of a pod that leaves its node for a reason outside of it; what made the pod makes another one at once.
@@ -89,7 +91,7 @@ class StatusDetails(_Struct):
     """`details` of a Status."""
 
     causes: list[StatusCause] | None = None
-    retry_after_seconds: int | None = None
+    retry_after_seconds: Int | None = None
 
 
 class StatusObject(_Struct):
@@ -99,7 +101,7 @@ class StatusObject(_Struct):
     status: str = ""
     message: str = ""
     reason: str = ""
-    code: int = 0
+    code: Int = 0
     details: StatusDetails | None = None
 
 
@@ -110,7 +112,7 @@ class Condition(_Struct):
     status: str = ""
     reason: str = ""
     message: str = ""
-    observed_generation: int | None = None
+    observed_generation: Int | None = None
     last_transition_time: str | None = None
 
 
@@ -132,19 +134,25 @@ class LabelSelectorObject(_Struct):
 # ---- pods -------------------------------------------------------------------------------------------------------
 
 
+class ResourceClaim(_Struct):
+    """`resourceClaims[]` of a pod, and `resources.claims[]` of a container."""
+
+    name: str = ""
+
+
 class ResourceRequirements(_Struct):
     """`resources` of a container."""
 
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
     # Kubernetes' dynamic resource allocation: named here so that a pod that uses it is recognised.
-    claims: list[dict[str, object]] | None = None
+    claims: list[ResourceClaim] | None = None
 
 
 class ContainerPort(_Struct):
     """`ports[]` of a container: two pods that want one port of a host cannot share a node."""
 
-    host_port: int = 0
+    host_port: Int = 0
     protocol: str = ""
 
 
@@ -205,11 +213,11 @@ class Affinity(_Struct):
 class TopologySpreadConstraint(_Struct):
     """`spec.topologySpreadConstraints[]`."""
 
-    max_skew: int = 1
+    max_skew: Int = 1
     topology_key: str = ""
     when_unsatisfiable: str = ""
     label_selector: LabelSelectorObject | None = None
-    min_domains: int | None = None
+    min_domains: Int | None = None
     match_label_keys: list[str] | None = None
 
 
@@ -259,13 +267,13 @@ class PodSpec(_Struct):
     #: Requests of the pod as a whole (pod-level resources).
     resources: ResourceRequirements | None = None
     overhead: dict[str, Quantity] | None = None
-    priority: int | None = None
+    priority: Int | None = None
     priority_class_name: str = ""
     scheduler_name: str = ""
     scheduling_gates: list[PodSchedulingGate] | None = None
     volumes: list[Volume] | None = None
-    resource_claims: list[dict[str, object]] | None = None
-    termination_grace_period_seconds: int | None = None
+    resource_claims: list[ResourceClaim] | None = None
+    termination_grace_period_seconds: Int | None = None
 
 
 class PodStatus(_Struct):
@@ -373,7 +381,7 @@ class DaemonSet(KubernetesObject):
 class PriorityClass(KubernetesObject):
     """A PriorityClass."""
 
-    value: int = 0
+    value: Int = 0
     global_default: bool = False
 
 
@@ -412,10 +420,10 @@ class LeaseSpec(_Struct):
     """`spec` of a Lease."""
 
     holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
+    lease_duration_seconds: Int | None = None
     acquire_time: str | None = None
     renew_time: str | None = None
-    lease_transitions: int | None = None
+    lease_transitions: Int | None = None
 
 
 class LeaseObject(KubernetesObject):
@@ -464,7 +472,7 @@ class AccessReview(_Struct):
 class CapacitySpread(_Struct):
     """`spec.topologySpread[]` of a CapacityRequest."""
 
-    max_skew: int = 1
+    max_skew: Int = 1
     topology_key: str = ""
     when_unsatisfiable: str = ""
 
@@ -481,13 +489,13 @@ class CapacityExclusion(_Struct):
 
     #: Requests of one namespace with equal groups exclude each other.
     group: str = ""
-    max_per_machine: int = 1
+    max_per_machine: Int = 1
 
 
 class CapacityRequestSpec(_Struct):
     """`spec` of a CapacityRequest."""
 
-    priority: int = 0
+    priority: Int = 0
     resources: dict[str, Quantity] = msgspec.field(default_factory=dict)
     requirements: list[LabelSelectorRequirement] | None = None
     topology_spread: list[CapacitySpread] | None = None
@@ -502,7 +510,7 @@ class CapacityRequestStatus(_Struct):
 
     phase: str = ""
     acknowledged_at: str | None = None
-    observed_generation: int | None = None
+    observed_generation: Int | None = None
     conditions: list[Condition] | None = None
 
 
@@ -555,7 +563,7 @@ class AvailableCapacitySpec(_Struct):
     """`spec` of an AvailableCapacity."""
 
     availability: str = ""
-    available_count: int = 0
+    available_count: Int = 0
     cost: Quantity = "0"
     resources: dict[str, Quantity] = msgspec.field(default_factory=dict)
     requirements: list[LabelSelectorRequirement] | None = None

@@ -115,7 +115,7 @@ def map_pod(pod: PodObject, *, volumes: Volumes = _NO_VOLUMES, defaults: Penalty
             findings.append(Inexpressible(reason, message))
             return PodMapping(spec=None, why_none=message, findings=tuple(findings))
     if pod.spec.resource_claims:
-        names = ", ".join(str(claim.get("name", "")) for claim in pod.spec.resource_claims)
+        names = ", ".join(claim.name for claim in pod.spec.resource_claims)
         message = f"spec.resourceClaims: {names}: capacity is requested without these devices"
         findings.append(Inexpressible(InexpressibleReason.UNSUPPORTED_RESOURCE_CLAIMS, message))
     placement = place_pod(pod)

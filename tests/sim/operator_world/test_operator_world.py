@@ -17,7 +17,7 @@ from bigfleet.sim.world.run import WorldResult
 #: Seeds that find what is not mended yet, and what they find.
 OPEN_SEEDS = {
     200: "a stale List makes the shard report a machine, which another cluster has, as Failed to the former one",
-    214: "a machine is preempted and bootstrapped again every ten minutes, and the fleet does not come to rest"
+    214: "a machine is preempted and bootstrapped again every ten minutes, and the fleet does not come to rest",
 }
 SLOW_SEEDS = [
     seed for seed in range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "16"))) if seed not in OPEN_SEEDS

@@ -216,8 +216,8 @@ def _read(path: Path) -> _Entry:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise KubeconfigError(f"{path}{line}: is no YAML: {problem}; correct it, or write it again") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise KubeconfigError(f"{path}{line}: is not YAML: {problem}; correct it, or write it again") from error
     if document is None:
         document = {}
     if not isinstance(document, Mapping):

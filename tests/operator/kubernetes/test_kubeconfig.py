@@ -264,6 +264,10 @@ def test_a_file_that_is_no_kubeconfig_is_refused(file: Path, text: str, message:
             {"proxy-url": "socks5://proxy"},
             "proxy-url: 'socks5://proxy' is not supported; only http:// and https:// proxies are",
         ),
+        (
+            {"proxy-url": "http://[::1"},
+            "proxy-url: 'http://[::1' is not supported; only http:// and https:// proxies are",
+        ),
         ({"colour": "red"}, "colour: is not supported; remove it"),
     ],
 )

@@ -168,7 +168,7 @@ async def _checked(connection: ClusterConnection, place: PodControllerPlace) -> 
     """Look for what is missing in the cluster. Raises RunFault naming all of it."""
     await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS, UPCOMING_NODES))
     try:
-        classes = await connection.api.list_page(PRIORITY_CLASSES)
+        classes = await connection.api.list_page(PRIORITY_CLASSES, limit=0)
     except ApiError as error:
         raise connection.fault(error) from error
     for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):

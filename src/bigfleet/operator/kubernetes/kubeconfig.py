@@ -296,7 +296,12 @@ def _server(cluster: _Entry) -> str:
 
 def _proxy(cluster: _Entry) -> str:
     proxy = cluster.text("proxy-url")
-    if proxy and urlsplit(proxy).scheme not in ("http", "https"):
+    try:
+        parts = urlsplit(proxy)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if proxy and not valid:
         raise cluster.fault("proxy-url", f"{proxy!r} is not supported; only http:// and https:// proxies are")
     return proxy
 

@@ -211,6 +211,21 @@ async def test_a_bootstrap_that_takes_too_long_is_answered_with_an_error(bench: 
     assert "25 s" in answer.error
 
 
+async def test_a_bootstrap_that_breaks_the_code_is_answered_with_an_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_request: BootstrapRequest) -> BootstrapResponse:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(bench.agent, "bootstrap", fail)
+    stream = await bench.shard.stream()
+    stream.say(BootstrapRequest(request_id="r", cluster_id="c"))
+    answer = await stream.wait_for(BootstrapResponse)
+
+    assert answer == BootstrapResponse(request_id="r", error="the operator failed: ZeroDivisionError; see its log")
+    assert bench.client.is_connected
+
+
 async def test_reading_goes_on_while_nothing_can_be_written(bench: Bench) -> None:
     stream = await bench.shard.stream()
     await stream.wait_for(RollUp)

@@ -292,6 +292,12 @@ class SessionClient:
             answer = BootstrapResponse(
                 request_id=request.request_id, error=f"bootstrap data took longer than {BOOTSTRAP_SECONDS_MAX:g} s"
             )
+        except Exception as error:
+            # The shard sends the request again: one that breaks the code must not end the operator each time.
+            log.exception("operator.bootstrap_failed", cluster=self._cluster, machine=request.machine_id)
+            answer = BootstrapResponse(
+                request_id=request.request_id, error=f"the operator failed: {type(error).__name__}; see its log"
+            )
         finally:
             self._bootstraps_waiting -= 1
         self._outbox.put(answer)

@@ -208,7 +208,7 @@ def test_a_file_that_is_absent_is_named(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", ":1: is no YAML: expected the node content, but found '<stream end>'; correct it, or write it again"),
+        ("a: [", ":1: is not YAML: expected the node content, but found '<stream end>'; correct it, or write it again"),
         ("- a", "holds no mapping; it must be a kubeconfig (kind: Config)"),
         ("kind: Pod", "kind: 'Pod' is no kubeconfig; it must be Config"),
         ("", "current-context: is missing; set it: kubectl config use-context NAME"),
@@ -263,6 +263,10 @@ def test_a_file_that_is_no_kubeconfig_is_refused(file: Path, text: str, message:
         (
             {"proxy-url": "socks5://proxy"},
             "proxy-url: 'socks5://proxy' is not supported; only http:// and https:// proxies are",
+        ),
+        (
+            {"proxy-url": "http://[::1"},
+            "proxy-url: 'http://[::1' is not supported; only http:// and https:// proxies are",
         ),
         ({"colour": "red"}, "colour: is not supported; remove it"),
     ],

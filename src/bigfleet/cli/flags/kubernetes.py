@@ -1,5 +1,6 @@
 """Defines the flags of processes that work on a Kubernetes cluster."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +20,16 @@ LeaseNamespace = Annotated[
 LeaseName = Annotated[str, typer.Option(metavar="NAME", help="Name of the Lease that elects the leader.")]
 
 
-def check_kubernetes_flags(qps: float, lease_name: str) -> None:
+#: Names of namespaces, and of most other objects, as API servers accept them.
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
+_OBJECT_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
+
+
+def check_kubernetes_flags(qps: float, namespace: str, lease_name: str) -> None:
     """Look at what no parser looks at. Raises UsageFault naming the flag."""
     if not 0 <= qps < float("inf"):
         raise UsageFault(f"--qps: {qps} is no rate; write a number of requests per second, 0 for no limit")
-    if not lease_name:
-        raise UsageFault("--lease-name is empty; write the name of a Lease, such as bigfleet-operator")
+    if namespace and not _NAMESPACE.fullmatch(namespace):
+        raise UsageFault(f"--namespace: {namespace!r} is not the name of a namespace, such as bigfleet-system")
+    if not _OBJECT_NAME.fullmatch(lease_name):
+        raise UsageFault(f"--lease-name: {lease_name!r} is not the name of a Lease, such as bigfleet-operator")

@@ -129,7 +129,7 @@ class OperatorFlags:
         if not self.shard_addr:
             raise UsageFault("--shard-addr is missing: name the HOST:PORT of the shard that serves this cluster")
         check_log_level(self.log_level)
-        check_kubernetes_flags(self.qps, self.lease_name)
+        check_kubernetes_flags(self.qps, self.namespace, self.lease_name)
         self._check_bootstrap()
 
     def _check_bootstrap(self) -> None:

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from bigfleet.cli.operator.place import OperatorPlace
 from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime import interpreter
-from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault, one_line, root_cause
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster, find_endpoint
 from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
 from bigfleet.model.clock import Clock
@@ -169,7 +169,8 @@ async def _run_until(stop: asyncio.Event, parts: _Parts) -> None:
     if isinstance(result, RunFault):
         raise result
     if isinstance(result, Exception):
-        raise RunFault(f"the operator stopped by itself: {result}") from result
+        _log.error("operator.failed", exc_info=result)
+        raise RunFault(f"the operator stopped by itself: {one_line(repr(root_cause(result)))}") from result
 
 
 async def _run(parts: _Parts) -> None:

@@ -72,7 +72,7 @@ class PodControllerFlags:
         from bigfleet.cli.runtime.system import SystemClock
 
         check_log_level(self.log_level)
-        check_kubernetes_flags(self.qps, self.lease_name)
+        check_kubernetes_flags(self.qps, self.namespace, self.lease_name)
         # Files are read last: a wrong flag is found without them.
         metrics_address = parse_optional_address(self.metrics_addr, "--metrics-addr")
         cache_sync_seconds = parse_positive_duration_seconds(self.cache_sync_timeout, "--cache-sync-timeout")

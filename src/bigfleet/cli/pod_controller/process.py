@@ -15,7 +15,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
 
 from bigfleet.cli.runtime import interpreter
-from bigfleet.cli.runtime.failures import RunFault, one_line
+from bigfleet.cli.runtime.failures import RunFault, one_line, root_cause
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster
 from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
 from bigfleet.operator.kubernetes.access import RightsMonitor
@@ -177,7 +177,7 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
 async def _checked(connection: ClusterConnection, place: PodControllerPlace) -> None:
     """Look for what is missing in the cluster. Raises RunFault naming all of it."""
     await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS, UPCOMING_NODES))
-    classes = await connection.ask(lambda: connection.api.list_page(PRIORITY_CLASSES))
+    classes = await connection.ask(lambda: connection.api.list_page(PRIORITY_CLASSES, limit=0))
     for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):
         advice = "correct --priority-class-defaults, or create the PriorityClass"
         _log.warning("operator.priority_class_unknown", priority_class=name, advice=advice)
@@ -223,7 +223,9 @@ async def _run(parts: _Parts, place: PodControllerPlace, stop: asyncio.Event) ->
         for task in (leading, *background):
             failure = None if task.cancelled() or not task.done() else task.exception()
             if failure is not None:
-                raise RunFault(f"the pod controller stopped by itself: {one_line(repr(failure))}") from failure
+                _log.error("operator.pod_controller_failed", exc_info=failure)
+                cause = one_line(repr(root_cause(failure)))
+                raise RunFault(f"the pod controller stopped by itself: {cause}") from failure
 
 
 @asynccontextmanager

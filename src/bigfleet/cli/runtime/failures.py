@@ -23,6 +23,13 @@ class RunFault(CommandFault):
     exit_code = 1
 
 
+def root_cause(error: BaseException) -> BaseException:
+    """Return the first error inside a group of errors, which says nothing by itself; another error as it is."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def one_line(error: object) -> str:
     """Return the text of another library's error, white space folded, so that it fits into a message of one line."""
     return " ".join(str(error).split())

@@ -216,8 +216,8 @@ def _read(path: Path) -> _Entry:
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise KubeconfigError(f"{path}{line}: is no YAML: {problem}; correct it, or write it again") from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise KubeconfigError(f"{path}{line}: is not YAML: {problem}; correct it, or write it again") from error
     if document is None:
         document = {}
     if not isinstance(document, Mapping):
@@ -296,7 +296,12 @@ def _server(cluster: _Entry) -> str:
 
 def _proxy(cluster: _Entry) -> str:
     proxy = cluster.text("proxy-url")
-    if proxy and urlsplit(proxy).scheme not in ("http", "https"):
+    try:
+        parts = urlsplit(proxy)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        valid = False
+    if proxy and not valid:
         raise cluster.fault("proxy-url", f"{proxy!r} is not supported; only http:// and https:// proxies are")
     return proxy
 

@@ -69,6 +69,8 @@ class Step:
     rest_seconds: float
     pods: int
     machines: int
+    #: Machines that host no pods.
+    unused: int
     usd_per_hour: float
     #: None while some pods cannot be hosted.
     packed_usd_per_hour: float | None
@@ -85,7 +87,7 @@ class Step:
         least = self.usd_per_hour / self.least_usd_per_hour
         return (
             f"{self.name:<24} running {self.running_seconds:6.1f} s, at rest {self.rest_seconds:6.1f} s;"
-            f" {self.pods:5} pods, {self.machines:4} machines, {self.usd_per_hour:8.3f} USD/h;"
+            f" {self.pods:5} pods, {self.machines:4} machines ({self.unused} unused), {self.usd_per_hour:8.3f} USD/h;"
             f" {ratio} of the packer's cost, {least:.3f} of the lower bound"
         )
 
@@ -164,6 +166,7 @@ class Course:
             rest_seconds=rest_seconds,
             pods=pods,
             machines=cost.machines,
+            unused=cost.unused,
             usd_per_hour=cost.usd_per_hour,
             packed_usd_per_hour=None if unhosted else cost.packed.usd_per_hour,
             least_usd_per_hour=cost.least_usd_per_hour,

@@ -90,6 +90,25 @@ def test_a_fleet_that_equals_its_target_stays() -> None:
     assert again.actions == ()
 
 
+def test_a_fleet_that_equals_its_target_stays_when_spot_prices_change() -> None:
+    """A target means the same machines after the price of a market has changed, whatever single offers say."""
+    spot = {"capacity_type": CapacityType.SPOT, "interruption_probability": 0.0001}
+    machines = [offer(f"{zone}{n}", 8, 32, 0.1, zone=zone, **spot) for zone in ("a", "b") for n in range(8)]
+    demand = [need("c", pods(1000, 2, 30), pods(500, 4, 20))]
+    targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
+    first = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+    taken = {action.machine_id for action in first.actions}
+    dearer = [
+        replace(held(m, "c"), price_usd_per_hour=0.12, interruption_probability=0.0002) if m.id in taken else m
+        for m in machines
+    ]
+
+    again = decide(Snapshot.of(dearer), demand, replace(OPTIONS, targets=targets))
+
+    assert taken
+    assert again.actions == ()
+
+
 def test_a_cluster_that_shrinks_gives_its_dearest_machines_back() -> None:
     """Of held on-demand machines the ones that are not needed are reclaimed, not the cheap ones."""
     cheap = [held(offer(f"cheap-{n}", 8, 32, 0.4), "c") for n in range(2)]

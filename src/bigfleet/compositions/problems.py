@@ -92,15 +92,16 @@ def _kinds(
     found: dict[tuple[ClassKey, bool], _Kind] = {}
     held: defaultdict[_Kind, list[HostState]] = defaultdict(list)
     stock: Counter[_Kind] = Counter()
-    for host in cluster.hosts:
-        key = class_key(host.machine)
-        kind = found.setdefault((key, False), _Kind(key, False, host.machine, host.shape))
-        held[kind].append(host)
+    # Offers first: Spot machines of one class may have several prices, and what is acquired costs what is on offer.
     for place, offer in enumerate(fleet.offers):
         available = offer.available if left is None else left.get(place, 0)
         key, is_idle = class_key(offer.example), offer.state is MachineState.IDLE
         kind = found.setdefault((key, is_idle), _Kind(key, is_idle, offer.example, offer.shape))
         stock[kind] += available
+    for host in cluster.hosts:
+        key = class_key(host.machine)
+        kind = found.setdefault((key, False), _Kind(key, False, host.machine, host.shape))
+        held[kind].append(host)
     usable = [
         kind
         for kind in found.values()

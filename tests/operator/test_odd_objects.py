@@ -35,6 +35,7 @@ from bigfleet.operator.kubernetes.resources import (
     UPCOMING_NODES,
 )
 from bigfleet.operator.pods.controller import ClusterViews, PodController
+from bigfleet.operator.pods.unmanaged_nodes import reduced_node, reduced_upcoming_node
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from tests.operator.fake_shard import FakeStream
 from tests.operator.test_agent import World
@@ -216,13 +217,20 @@ async def start_pod_controller(world: World) -> None:
     requests = Reflector(api, CAPACITY_REQUESTS, clock=clock, rng=random.Random(4), label_selector=OWNED_BY_POD)
     claims = Reflector(api, PERSISTENT_VOLUME_CLAIMS, clock=clock, rng=random.Random(5))
     volumes = Reflector(api, PERSISTENT_VOLUMES, clock=clock, rng=random.Random(6))
-    views = ClusterViews(pods=pods, requests=requests, claims=claims, volumes=volumes)
+    nodes = Reflector(api, NODES, clock=clock, rng=random.Random(8), transform=reduced_node)
+    upcoming = Reflector(api, UPCOMING_NODES, clock=clock, rng=random.Random(9), transform=reduced_upcoming_node)
+    views = ClusterViews(
+        pods=pods, requests=requests, claims=claims, volumes=volumes, nodes=nodes, upcoming_nodes=upcoming
+    )
     controller = PodController(api, views, clock=clock, rng=random.Random(7))
     pods.add_listener(controller.index.pods_listener)
     requests.add_listener(controller.index.requests_listener)
     claims.add_listener(controller.index.claims_listener)
     volumes.add_listener(controller.index.volumes_listener)
-    world.tasks += [asyncio.create_task(each.run()) for each in (pods, requests, claims, volumes)]
+    nodes.add_listener(controller.unmanaged.nodes_listener)
+    upcoming.add_listener(controller.unmanaged.machines_listener)
+    followed = (pods, requests, claims, volumes, nodes, upcoming)
+    world.tasks += [asyncio.create_task(each.run()) for each in followed]
     world.tasks.append(asyncio.create_task(controller.run()))
 
 

@@ -43,6 +43,15 @@ def test_every_invariant_holds_in_a_short_operator_world() -> None:
     assert {name for name in result.checks if name.startswith("K")} == {f"K{number}" for number in range(1, 12)}
 
 
+def test_pods_of_unmanaged_nodes_are_no_demand_in_an_operator_world() -> None:
+    plan = draw_operator(12)
+    world = msgspec.structs.replace(plan.world, safety_seconds=120.0)
+    result = run_operator_plan(msgspec.structs.replace(plan, world=world, unmanaged_nodes=2))
+
+    assert violations_of(result) == []
+    assert result.checks["K5"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SLOW_SEEDS)
 def test_every_invariant_holds_in_the_operator_world(seed: int, record_property: Callable[[str, object], None]) -> None:

@@ -168,12 +168,16 @@ class ClusterComponents:
         return [record.object for record in self._server.store.records(kind_key(NODES))]
 
     def machine_of(self, node_name: str) -> str:
-        """Return the machine that is a Node, "" for a Node that is gone."""
+        """Return the machine that is a Node, "" for a Node that is gone or is no machine of the fleet."""
         node = self._nodes.get(node_name)
-        return node.annotations[MACHINE_ID] if node is not None else ""
+        return node.annotations.get(MACHINE_ID, "") if node is not None else ""
+
+    def is_unmanaged(self, node_name: str) -> bool:
+        """Say whether a Node is there and is no machine of the fleet."""
+        return node_name in self._nodes and not self.machine_of(node_name)
 
     def _keep_nodes(self, now_seconds: float) -> None:
-        wanted = nodes_of(self._machines(), self.cluster)
+        wanted = {**nodes_of(self._machines(), self.cluster), **self._unmanaged_nodes()}
         for name in [name for name, node in self._nodes.items() if name not in wanted]:
             del self._nodes[name]
             self._ready_seconds.pop(name, None)
@@ -197,6 +201,10 @@ class ClusterComponents:
             self._make_daemon_pod(name)
         for name in sorted(self._nodes):
             self._report_readiness(name, now_seconds)
+
+    def _unmanaged_nodes(self) -> dict[str, FakeNode]:
+        names = [f"other-{number}" for number in range(self._plan.unmanaged_nodes)]
+        return {name: FakeNode(name=name, resources={"cpu": "4", "memory": "16Gi"}) for name in names}
 
     def _report_readiness(self, name: str, now_seconds: float) -> None:
         stored = self._server.raw(NODES, name)

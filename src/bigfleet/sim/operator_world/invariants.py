@@ -88,12 +88,13 @@ def only_what_the_shard_asked_for_is_cordoned(change: StoredChange, site: Kubern
 
 
 def the_request_of_a_pod_that_lives_stays(change: StoredChange, site: KubernetesSite) -> Iterator[str]:
-    """The pod controller deletes no CapacityRequest whose pod lives."""
+    """The pod controller deletes no CapacityRequest whose pod lives, unless the pod runs on an unmanaged Node."""
     before = change.before
     if before is None or change.after is not None or site.server.caller != POD_CONTROLLER:
         return
     uid = (before["metadata"].get("labels") or {}).get(OWNED_BY_POD, "")
-    if any(pod["metadata"]["uid"] == uid and not is_ending(pod) for pod in site.components.pods()):
+    living = [pod for pod in site.components.pods() if pod["metadata"]["uid"] == uid and not is_ending(pod)]
+    if living and not site.components.is_unmanaged(node_of(living[0])):
         yield f"{before['metadata']['name']} of {site.name} was deleted, and its pod lives"
 
 

@@ -81,6 +81,8 @@ class OperatorPlan(msgspec.Struct, frozen=True, kw_only=True):
     collects_seconds: float = 5.0
     #: What a DaemonSet takes of each node.
     daemon_cpu_milli: int = 100
+    #: Nodes of each cluster that are no machines of the fleet, of 4 CPUs each.
+    unmanaged_nodes: int = 0
     #: Changes of a kind that an API server remembers for watches that resume.
     history_max: int = 500
 

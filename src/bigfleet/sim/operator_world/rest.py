@@ -27,14 +27,21 @@ Check = Callable[[OperatorWorld, KubernetesSite], Iterator[str]]
 
 
 def each_pod_has_its_request(_world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
-    """At rest each pod that asks for capacity has one CapacityRequest, and each of these has its pod."""
-    pods = {pod["metadata"]["uid"]: pod for pod in site.components.pods() if not is_of(pod, DAEMON)}
+    """At rest each pod that asks for capacity has one CapacityRequest, and each of these has its pod.
+
+    Pods on unmanaged Nodes ask for none.
+    """
+    pods = {
+        pod["metadata"]["uid"]: pod
+        for pod in site.components.pods()
+        if not is_of(pod, DAEMON) and not site.components.is_unmanaged(node_of(pod))
+    }
     requests = Counter(
         (stored.metadata.labels or {}).get(OWNED_BY_POD, "") for stored in site.server.read_all(CAPACITY_REQUESTS)
     )
     for uid in sorted(pods.keys() | requests.keys()):
         if uid not in pods:
-            yield f"a request of {site.name} stands for the pod {uid}, which is gone"
+            yield f"a request of {site.name} stands for the pod {uid}, which is gone or needs none"
         elif requests[uid] != 1:
             yield f"{pods[uid]['metadata']['name']} of {site.name} has {requests[uid]} requests"
 

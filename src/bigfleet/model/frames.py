@@ -207,6 +207,7 @@ class NodeStateUpdate:
     """The state of a machine that is or was bound to the cluster; coalesces by machine."""
 
     machine_id: str
+    #: "" for a machine that is lost to the cluster: no frame about it follows until it is bound to the cluster again.
     cluster_id: str
     state: MachineState
     node_name: str = ""

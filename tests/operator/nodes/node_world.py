@@ -206,7 +206,7 @@ class Operator:
 
     def see(self, machine_id: str, state: MachineState, **fields: Any) -> None:
         """Hear a machine's state as a session does."""
-        update = NodeStateUpdate(machine_id=machine_id, cluster_id="c", state=state, **fields)
+        update = NodeStateUpdate(**{"machine_id": machine_id, "cluster_id": "c", "state": state, **fields})
         ended = self.table.observe(machine_id, state)
         if ended is not None:
             self.drains.end(ended, withdrawn=state is MachineState.CONFIGURED)

@@ -285,6 +285,27 @@ async def test_a_machine_that_is_bound_again_is_not_deleted_by_the_old_time(worl
     assert shown(world) == {"m": "Registered"}
 
 
+async def test_a_machine_that_is_lost_to_the_cluster_is_shown_as_failed_for_ten_minutes(world: NodeWorld) -> None:
+    """Nothing about it follows: without this its object would stay until the next session."""
+    operator = world.operator()
+    await see(operator, S.CONFIGURED)
+    await see(operator, S.FAILED, cluster_id="", last_error="no longer reported by the provider")
+    await asyncio.sleep(590)
+    assert shown(world) == {"m": "Failed"}
+    await asyncio.sleep(20)
+
+    assert shown(world) == {}
+
+
+async def test_a_failed_machine_of_the_cluster_stays(world: NodeWorld) -> None:
+    operator = world.operator()
+    await see(operator, S.CONFIGURED)
+    await see(operator, S.FAILED)
+    await asyncio.sleep(10_000)
+
+    assert shown(world) == {"m": "Failed"}
+
+
 @pytest.mark.parametrize("end", [S.SPECULATIVE, S.DELETING, S.UNSPECIFIED])
 async def test_a_machine_that_goes_takes_its_object_along(world: NodeWorld, end: MachineState) -> None:
     operator = world.operator()

@@ -14,13 +14,7 @@ from bigfleet.sim.operator_world.run import run_operator_plan
 from bigfleet.sim.world.run import WorldResult
 
 #: As many as the fault world has (`make test-slow WORLD_SEEDS=200`).
-#: Seeds that find what is not mended yet, and what they find.
-OPEN_SEEDS = {
-    200: "a stale List makes the shard report a machine, which another cluster has, as Failed to the former one",
-}
-SLOW_SEEDS = [
-    seed for seed in range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "16"))) if seed not in OPEN_SEEDS
-]
+SLOW_SEEDS = range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "16")))
 
 
 def violations_of(result: WorldResult) -> list[str]:
@@ -59,18 +53,6 @@ def test_every_invariant_holds_in_the_operator_world(seed: int, record_property:
     record_property("fault worlds", (1, int(not result.violations), result.simulated_seconds / 3600))
 
     assert violations_of(result) == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "seed",
-    [
-        pytest.param(seed, marks=pytest.mark.xfail(strict=True, reason=reason, raises=AssertionError))
-        for seed, reason in OPEN_SEEDS.items()
-    ],
-)
-def test_an_open_seed_is_removed_from_the_list_once_it_is_mended(seed: int) -> None:
-    assert violations_of(run_operator_plan(draw_operator(seed))) == []
 
 
 @pytest.mark.slow

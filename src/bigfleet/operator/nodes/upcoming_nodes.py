@@ -34,8 +34,8 @@ from bigfleet.operator.work_queue import WorkQueue
 
 log = structlog.get_logger(__name__)
 
-#: How long a machine whose bootstrap was rolled back is shown without a newer frame.
-LAUNCHED_SECONDS: Final = 600.0
+#: How long a machine is shown without a newer frame whose bootstrap was rolled back, or that is lost to the cluster.
+LEAVING_SECONDS: Final = 600.0
 _REFUSED: Final = DrainOutcome.WOULD_NOT_FIT
 #: A Speculative machine of a cluster is one whose host vanished, or could not be made: there is nothing to come.
 _GONE_STATES: Final = frozenset({MachineState.SPECULATIVE, MachineState.DELETING, MachineState.UNSPECIFIED})
@@ -165,24 +165,31 @@ class UpcomingNodes:
             await self._delete_for(frame)
         elif frame.state is MachineState.IDLE:
             await self._write_idle(frame)
+        elif frame.state is MachineState.FAILED and not frame.cluster_id:
+            await self._write_leaving(frame, PHASES[frame.state])
         else:
             await self._write(frame, PHASES[frame.state])
 
     async def _write_idle(self, frame: NodeStateUpdate) -> None:
         stored = self._stored.get(upcoming_node_name(frame.machine_id))
-        if stored is None:
-            self._forget_if_unchanged(frame)
-            return
-        if stored.status.phase in _ENDING_PHASES:
+        if stored is not None and stored.status.phase in _ENDING_PHASES:
             await self._write(frame, DRAINED_PHASE)
             await self._delete_for(frame)
             return
+        await self._write_leaving(frame, "Launched")
+
+    async def _write_leaving(self, frame: NodeStateUpdate, phase: str) -> None:
+        """Show for some time, where it was shown, a machine that is not the cluster's any more: why can be read."""
+        name = upcoming_node_name(frame.machine_id)
+        if name not in self._stored:
+            self._forget_if_unchanged(frame)
+            return
         age_seconds = self._clock.monotonic_seconds() - self._arrived_seconds[frame.machine_id]
-        if age_seconds >= LAUNCHED_SECONDS:
+        if age_seconds >= LEAVING_SECONDS:
             await self._delete_for(frame)
             return
-        await self._write(frame, "Launched")
-        self._queue.put_later(self._reconcile, stored.metadata.name, LAUNCHED_SECONDS - age_seconds)
+        await self._write(frame, phase)
+        self._queue.put_later(self._reconcile, name, LEAVING_SECONDS - age_seconds)
 
     async def _write(self, frame: NodeStateUpdate, phase: str) -> None:
         machine_id = frame.machine_id

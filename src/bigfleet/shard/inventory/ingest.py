@@ -340,8 +340,12 @@ class Ingest:
             self._nodes.pop(after.id, None)
 
     def _report_lost(self, machine: Machine, cause: str) -> None:
-        """Notify a machine's cluster, if it is connected, that the machine is lost to it."""
-        if self._sessions.of(machine.cluster) is None:
+        """Notify a machine's cluster, if it is connected, that the machine is lost to it.
+
+        The frame names no cluster: no further frame tells the operator of this machine's end.
+        """
+        session = self._sessions.of(machine.cluster)
+        if session is None:
             return
         lost = replace(machine, state=MachineState.FAILED, last_error=cause)
-        self._sessions.send_node_state(self.node_state(lost, machine.cluster))
+        session.outbox.put(self.node_state(lost, ClusterId("")))

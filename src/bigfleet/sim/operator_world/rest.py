@@ -63,6 +63,15 @@ def upcoming_nodes_are_the_bound_machines(world: OperatorWorld, site: Kubernetes
             yield f"{machine_id} is {bound[machine_id]} in {site.name}, and its UpcomingNode is {shown[machine_id]}"
 
 
+def has_leaving_machines(world: OperatorWorld, site: KubernetesSite) -> bool:
+    """Say whether the operator still shows a machine that is not the cluster's any more, as it does for ten minutes."""
+    bound = {str(each.id) for each in world.machines() if each.cluster == site.name}
+    return any(
+        each.spec.machine_id not in bound and each.status.phase in ("Launched", "Failed")
+        for each in site.server.read_all(UPCOMING_NODES)
+    )
+
+
 def the_demand_in_force_is_what_is_stored(world: OperatorWorld, site: KubernetesSite) -> Iterator[str]:
     """At rest the demand in force at the shard is a recount of the CapacityRequests that the API server holds."""
     shard = world.shards[0].shard

@@ -6,11 +6,12 @@ As `bigfleet.sim.world.run`, which it shares. `run_operator_plan` is a function 
 import asyncio
 
 from bigfleet.model.clock import NANOS_PER_SECOND
+from bigfleet.operator.nodes.upcoming_nodes import LEAVING_SECONDS
 from bigfleet.sim.checkers import liveness
 from bigfleet.sim.faults.catalogue import chaos
 from bigfleet.sim.operator_world.faults import FAULTS
 from bigfleet.sim.operator_world.plan import OperatorPlan
-from bigfleet.sim.operator_world.rest import AT_REST, drains_go_on
+from bigfleet.sim.operator_world.rest import AT_REST, drains_go_on, has_leaving_machines
 from bigfleet.sim.operator_world.world import OperatorWorld
 from bigfleet.sim.world.run import WorldResult, heal, last_words, run_world, safety_phase
 
@@ -59,6 +60,9 @@ async def _live(world: OperatorWorld) -> None:
 async def _come_to_rest(world: OperatorWorld) -> bool:
     """Wait until nothing has happened for a while, also once what was refused for want of room can be tried again."""
     is_at_rest = await liveness.come_to_rest(world, rest_seconds=REST_SECONDS)
+    if is_at_rest and any(has_leaving_machines(world, site) for site in world.sites):
+        await world.clock.sleep(LEAVING_SECONDS)
+        is_at_rest = await liveness.come_to_rest(world, rest_seconds=REST_SECONDS)
     refused_nanos = max(world.observations.stranded.values(), default=None)
     if not is_at_rest or refused_nanos is None:
         return is_at_rest

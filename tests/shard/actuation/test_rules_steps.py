@@ -389,7 +389,7 @@ async def test_an_instruction_says_why(kind: ActionKind, tag: str, reason: str) 
 async def test_a_drain_without_a_session_is_warned_of() -> None:
     """D2': nobody evicts its pods, and budgets for disruption are not honoured."""
     world = await world_of(machine("m1", S.CONFIGURED, cluster="c1"), synchronous=True)
-    world.shard.actuator.enqueue((action(ActionKind.RECLAIM, grace_seconds=600),), 1)
+    world.shard.actuator.enqueue((action(ActionKind.PREEMPT, grace_seconds=600),), 1)
     with capture_logs() as logs:
         await world.shard.actuator.run_inline()
 

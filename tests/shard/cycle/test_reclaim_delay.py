@@ -134,16 +134,35 @@ async def test_a_delay_starts_over_with_the_process() -> None:
 @pytest.mark.rule("shard 6/16")
 @pytest.mark.virtual_time
 async def test_the_delay_of_a_cluster_without_a_session_goes_on() -> None:
-    """Its last accepted demand stands, so what was excess stays excess; the drain then follows §9.3, D2'."""
+    """Its last accepted demand stands, so what was excess stays excess.
+
+    While the operator may come back at any moment nobody would evict the pods (§9.3, D2''); then the drain follows D2'.
+    """
     world = world_of(2)
     operator = world.connect("c1")
     operator.report(need("c1", "4"))
     await cycles(world, 30)
     world.shard.sessions.close(operator.session, CloseReason.GONE)
 
-    assert await cycles(world, 31) == [0] * 30 + [1]
+    assert await cycles(world, 62) == [0] * 61 + [1]
     await world.shard.actuator.run_inline()
     assert world.metric("drains_without_session_total") == 1
+
+
+@pytest.mark.rule("shard 9.3/4")
+@pytest.mark.virtual_time
+async def test_an_operator_that_comes_back_is_asked_for_what_was_due_meanwhile() -> None:
+    """As one that was restarted: its pods have budgets that nobody else honours."""
+    world = world_of(2)
+    operator = world.connect("c1")
+    operator.report(need("c1", "4"))
+    await cycles(world, 59)
+    world.shard.sessions.close(operator.session, CloseReason.GONE)
+    assert await cycles(world, 5) == [0] * 5
+    world.connect("c1")
+
+    assert sum(await cycles(world, 1)) == 1
+    assert world.metric("drains_without_session_total") == 0
 
 
 @pytest.mark.rule("shard 6/17")

@@ -334,6 +334,9 @@ class Executors:
             return ActionOutcome.STALE
         deadline_seconds = self._clock.monotonic_seconds() + action.grace_seconds
         session = self._sessions.of(machine.cluster)
+        if session is None and is_delayable(action) and machine.cluster in self._fit_holds.awaited_sessions():
+            record.message = "the session of its cluster has just ended"
+            return ActionOutcome.STALE
         if session is not None:  # D2: the instruction leaves before the state frame that drive() sends
             session.outbox.put(self._instruction(record, machine, action.grace_seconds))
         preemptor = action.preemptor

@@ -104,7 +104,7 @@ class Shard:
         self.machine_backoff = MachineBackoff(clock)
         self.demand_backoff = DemandBackoff(clock)
         self.stockouts = Stockouts(clock, self.metrics)
-        self.fit_holds = FitHolds(clock)
+        self.fit_holds = FitHolds(clock, self.publisher.awaited_sessions)
         self._make_ingest()
         #: Settings of single clusters; replaced, never changed.
         self.policies = ClusterPolicies()

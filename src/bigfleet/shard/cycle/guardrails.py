@@ -134,6 +134,7 @@ class Guardrails:
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
+        away = self._fit_holds.awaited_sessions()
 
         def choose() -> tuple[ExcessTimers, int, safety_limits.Chosen]:
             excess = before
@@ -146,7 +147,11 @@ class Guardrails:
                 backed_off=backed_off,
                 is_delayed=lambda action: (
                     is_delayable(action)
-                    and (action.machine_id in held or not excess.is_due(action.machine_id, after_seconds))
+                    and (
+                        action.machine_id in held
+                        or action.cluster in away
+                        or not excess.is_due(action.machine_id, after_seconds)
+                    )
                 ),
                 fraction=settings.reclaim_cap_fraction,
                 configured_by_cluster=configured_by_cluster(snapshot),

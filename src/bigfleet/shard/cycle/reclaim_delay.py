@@ -4,7 +4,7 @@ docs/spec/shard.md §6, limit 5. The delay starts and ends on timer cycles; ever
 `phase3.unjoined` are not delayed. Values are replaced, never changed, so that they may be worked out off the loop.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -87,14 +87,17 @@ class FitHold(NamedTuple):
 
 
 class FitHolds:
-    """Machines whose operator answered a voluntary reclaim with WOULD_NOT_FIT (docs/spec/shard.md §9.3).
+    """Machines whose operator answered a voluntary reclaim with WOULD_NOT_FIT, or is away (docs/spec/shard.md §9.3).
 
     A hold lasts 10 minutes, doubled with each further answer about the machine to 2 hours. It is remembered for as
     long again after its end, so that the next answer doubles it.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, awaited_sessions: Callable[[], Set[str]] = frozenset) -> None:
+        """`awaited_sessions` returns the clusters that lost their sessions a short while ago."""
         self._clock = clock
+        #: Of their machines none is reclaimed: nobody would evict the pods under their budgets.
+        self.awaited_sessions = awaited_sessions
         self._holds: dict[MachineId, FitHold] = {}
 
     def hold(self, machine_id: MachineId, text: str) -> float:

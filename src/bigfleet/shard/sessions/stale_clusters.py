@@ -1,4 +1,4 @@
-"""Reports clusters that have had no session for too long. Nothing else follows from it.
+"""Says which clusters have no session, and reports those that have had none for too long.
 
 docs/spec/shard.md §10.7. A silent cluster's demand stands and its machines stay; silence never means "no demand".
 """
@@ -34,6 +34,12 @@ class StaleClusters:
     def session_ended(self, cluster: str, now_seconds: float) -> None:
         """Count from the moment at which the session ended, not from the next cycle."""
         self._since_seconds[cluster] = now_seconds
+
+    def awaited(self, now_seconds: float) -> frozenset[str]:
+        """Return the clusters whose session ended a short while ago: it may come back at any moment."""
+        return frozenset(
+            cluster for cluster, seconds in self._since_seconds.items() if now_seconds - seconds <= self._alert_seconds
+        )
 
     def look(self, *clusters: Set[str], sessions: Sessions, now_seconds: float) -> frozenset[str]:
         """Return the clusters, of those with demand and those with machines, that have been silent for too long."""

@@ -166,6 +166,10 @@ class CyclePublisher:
         self._follow(session.cluster)
         self.silence.session_ended(session.cluster, self._clock.monotonic_seconds())
 
+    def awaited_sessions(self) -> frozenset[str]:
+        """Return the clusters that lost their sessions a short while ago."""
+        return self.silence.awaited(self._clock.monotonic_seconds())
+
     def frames_lost(self, session: Session) -> None:
         """Frames to a session were dropped: send everything again."""
         self._hints.send_again(session.cluster)

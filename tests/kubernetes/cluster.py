@@ -80,7 +80,9 @@ async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T
     return last
 
 
-async def until_nothing(read: Callable[[], Awaitable[Sized]], failure: str) -> None:
+async def until_nothing(
+    read: Callable[[], Awaitable[Sized]], failure: str, *, poll_seconds: float = _POLL_SECONDS
+) -> None:
     """Return once `read` returns something empty. Raises AssertionError with what it returned last."""
     last: Sized = ""
 
@@ -95,7 +97,7 @@ async def until_nothing(read: Callable[[], Awaitable[Sized]], failure: str) -> N
         return not last
 
     try:
-        await wait_until_async(is_nothing, poll_seconds=_POLL_SECONDS)
+        await wait_until_async(is_nothing, poll_seconds=poll_seconds)
     except TimeoutError:
         raise AssertionError(f"{failure}: {last!r}") from None
 

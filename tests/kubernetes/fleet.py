@@ -421,7 +421,7 @@ class FleetUnderTest:
 
     # ---- waits
 
-    async def at_rest(self, *, quiet_cycles: int = QUIET_CYCLES) -> None:
+    async def at_rest(self, *, quiet_cycles: int = QUIET_CYCLES, poll_seconds: float = 0.1) -> None:
         """Return once no pod waits that could be hosted, every machine serves a pod, and all objects are exact.
 
         That holds then while the shard decides so many times, and starts nothing any more.
@@ -443,7 +443,7 @@ class FleetUnderTest:
             return found
 
         try:
-            await until_nothing(unrest, "the fleet does not come to rest")
+            await until_nothing(unrest, "the fleet does not come to rest", poll_seconds=poll_seconds)
         except AssertionError as error:
             raise AssertionError("\n".join([str(error), *self.complaints()])) from None
 

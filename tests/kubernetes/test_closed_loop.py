@@ -35,6 +35,8 @@ pytestmark = pytest.mark.kubernetes
 
 ZONE = "topology.kubernetes.io/zone"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+#: How many pods are listed in a second when a fleet is looked at again and again.
+_PODS_PER_POLL_SECOND = 500.0
 #: What is logged when a Lease could not be renewed in time.
 SLOW_API_SERVER = ("leadership_lost", "another operator of this cluster may lead now", "drain.started_without_session")
 #: Others take cheaper machines, and leave whole racks of these.
@@ -144,6 +146,8 @@ class Course:
     async def rest(self, name: str, *, unhosted: int = 0) -> None:
         """Wait until all pods run but so many, and the fleet is at rest; note what it costs beside a packer's."""
         pods = sum(sum(wanted.values()) for wanted in self._wanted.values()) - unhosted
+        # Each look lists all pods, which takes the API server milliseconds a pod.
+        poll_seconds = max(0.1, pods / _PODS_PER_POLL_SECOND)
 
         async def lacking() -> str:
             running = 0
@@ -152,11 +156,11 @@ class Course:
             return "" if running == pods else f"{running} pods run, not {pods}"
 
         try:
-            await until_nothing(lacking, f"{name}: not all pods but {unhosted} run")
+            await until_nothing(lacking, f"{name}: not all pods but {unhosted} run", poll_seconds=poll_seconds)
         except AssertionError as error:
             raise AssertionError("\n".join([str(error), *self.fleet.complaints()])) from None
         running_seconds = self._clock.monotonic_seconds() - self._step_began_seconds
-        await self.fleet.at_rest()
+        await self.fleet.at_rest(poll_seconds=poll_seconds)
         rest_seconds = self._clock.monotonic_seconds() - self._step_began_seconds
         cost = await self.fleet.cost()
         assert unhosted or not cost.packed.unhosted

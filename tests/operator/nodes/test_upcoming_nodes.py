@@ -8,12 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bigfleet.model.frames import DrainOutcome, Taint
+from bigfleet.model.frames import DrainOutcome, NodeStateUpdate, Taint
 from bigfleet.model.states import MachineState
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.objects import Condition, UpcomingNode
-from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES, PODS, UPCOMING_NODES
+from bigfleet.operator.kubernetes.resources import FIELD_MANAGER, MACHINE_ID, NODES, PODS, UPCOMING_NODES
 from bigfleet.operator.nodes.names import machine_label, upcoming_node_name
+from bigfleet.operator.nodes.upcoming_node_body import spec_body
 from bigfleet.sim.kubernetes.faults import ApiCall, fail_times
 from tests.operator.nodes.node_world import NodeWorld, Operator
 
@@ -337,6 +338,24 @@ async def test_what_a_person_changed_is_put_right(world: NodeWorld) -> None:
 
 
 # ---- resync ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_former_leader_writes_once_more_after_the_resync_is_deleted(world: NodeWorld) -> None:
+    """It was paused, and writes what it knew before it notices that it does not lead any more."""
+    former = world.operator()
+    await see(former, S.DRAINING, "a")
+    await former.stop()
+    leader = world.operator()
+    await see(leader, S.CONFIGURED, "b")
+    leader.resync("b")
+    await asyncio.sleep(1)
+    assert shown(world) == {"b": "Ready"}
+
+    name = upcoming_node_name("a")
+    late = NodeStateUpdate(machine_id="a", cluster_id="c", state=S.DRAINING)
+    await former.api.apply(UPCOMING_NODES, name, spec_body(name, late), field_manager=FIELD_MANAGER)
+    await asyncio.sleep(1)
+    assert shown(world) == {"b": "Ready"}
 
 
 async def test_a_resync_deletes_the_objects_of_machines_that_it_does_not_name(world: NodeWorld) -> None:

@@ -147,14 +147,14 @@ class DecisionState:
         return found
 
     def idle_first(self) -> list[OfferState]:
-        """Return the offers with those of Idle machines before the others, otherwise in their order.
+        """Return the offers with those of Idle machines before the others, then by price, otherwise in their order.
 
-        Machines of one class cost the same, and those that are there serve minutes earlier.
+        Of a class, machines that are there serve minutes earlier; Spot machines of a class differ in price.
         """
-        return sorted(self.offers, key=lambda offer: offer.state is not MachineState.IDLE)
+        return sorted(self.offers, key=lambda o: (o.state is not MachineState.IDLE, o.example.price_usd_per_hour))
 
     def offers_of(self, machine_class: ClassKey) -> Sequence[OfferState]:
-        """Return the offers of a class, those of Idle machines first."""
+        """Return the offers of a class in the order of `idle_first`."""
         if self._by_class is None:
             self._by_class = defaultdict(list)
             for offer in self.idle_first():

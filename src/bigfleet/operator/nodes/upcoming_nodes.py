@@ -71,8 +71,10 @@ class UpcomingNodes:
         self._results: dict[str, DrainResult] = {}
         #: Objects as last seen or written.
         self._stored: dict[str, UpcomingNode] = {}
-        #: Objects that the last resync left without a machine.
+        #: Objects that the last resync left without a machine, or that came later without one.
         self._unwanted: set[str] = set()
+        #: Whether `_frames` names all machines of the cluster.
+        self._is_resynced = False
         #: Objects that a write whose answer was lost may have made.
         self._unseen: set[str] = set()
         nodes.listen(self._node_changed)
@@ -95,6 +97,7 @@ class UpcomingNodes:
 
     def resynced(self, machine_ids: frozenset[str]) -> None:
         """Delete the objects of all machines that a resync did not name, unless a newer frame brings them back."""
+        self._is_resynced = True
         gone = self._frames.keys() - machine_ids
         # Also what is being written in this moment, or may have been, and is not stored yet.
         names = self._stored.keys() | self._unseen | {upcoming_node_name(machine_id) for machine_id in gone}
@@ -123,6 +126,9 @@ class UpcomingNodes:
             return
         self._stored[name] = stored
         self._unseen.discard(name)
+        if self._is_resynced and name not in self._machine_by_name:
+            # A former leader that was paused may write once more what it knew, after we have deleted it.
+            self._unwanted.add(name)
         if name in self._machine_by_name or name in self._unwanted:
             self._queue.put(self._reconcile, name)
 

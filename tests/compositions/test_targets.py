@@ -99,7 +99,7 @@ def test_a_fleet_that_equals_its_target_stays_when_spot_prices_change() -> None:
     first = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
     taken = {action.machine_id for action in first.actions}
     dearer = [
-        replace(held(m, "c"), price_usd_per_hour=0.12, interruption_probability=0.0002) if m.id in taken else m
+        replace(held(m, "c"), price_usd_per_hour=0.12) if m.id in taken else m
         for m in machines
     ]
 

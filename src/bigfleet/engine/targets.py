@@ -17,8 +17,8 @@ from bigfleet.model.states import CapacityType
 class ClassKey(NamedTuple):
     """What two machines of one class share, whatever their state.
 
-    Price and probability of a Spot class are 0: they change while its machines serve, and a target must name the same
-    machines before and after.
+    The price of a Spot class is 0: it changes while its machines serve, and a target must name the same machines before
+    and after.
     """
 
     instance_type: str
@@ -40,13 +40,12 @@ class ClassKey(NamedTuple):
 
 def class_key(machine: Machine) -> ClassKey:
     """Return the class of a machine."""
-    is_spot = machine.capacity_type is CapacityType.SPOT
     return ClassKey(
         machine.instance_type,
         machine.zone,
         machine.capacity_type,
-        0.0 if is_spot else machine.price_usd_per_hour,
-        0.0 if is_spot else machine.interruption_probability,
+        0.0 if machine.capacity_type is CapacityType.SPOT else machine.price_usd_per_hour,
+        machine.interruption_probability,
         tuple(sorted(machine.labels.items())),
         tuple(sorted(machine.supply.items())),
     )

@@ -98,10 +98,7 @@ def test_a_fleet_that_equals_its_target_stays_when_spot_prices_change() -> None:
     targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
     first = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
     taken = {action.machine_id for action in first.actions}
-    dearer = [
-        replace(held(m, "c"), price_usd_per_hour=0.12) if m.id in taken else m
-        for m in machines
-    ]
+    dearer = [replace(held(m, "c"), price_usd_per_hour=0.12) if m.id in taken else m for m in machines]
 
     again = decide(Snapshot.of(dearer), demand, replace(OPTIONS, targets=targets))
 

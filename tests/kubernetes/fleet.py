@@ -129,6 +129,7 @@ class FleetUnderTest:
         rack_size: int = 48,
         shard_flags: Sequence[str] = (),
         operator_flags: Sequence[str] = (),
+        pod_controller_flags: Sequence[str] = (),
         proxies: Mapping[str, ApiProxy] | None = None,
     ) -> None:
         """Take clusters by name; the programs of one with a proxy reach its API server through that."""
@@ -141,6 +142,7 @@ class FleetUnderTest:
         self._rack_size = rack_size
         self._shard_flags = tuple(shard_flags)
         self._operator_flags = tuple(operator_flags)
+        self._pod_controller_flags = tuple(pod_controller_flags)
         self._proxies = dict(proxies or {})
         self._ports: dict[str, int] = {}
         self._zones_out: tuple[str, ...] = ()
@@ -228,6 +230,7 @@ class FleetUnderTest:
             "--kubeconfig", str(kubeconfig),
             "--namespace", SYSTEM_NAMESPACE,
             "--metrics-addr", f"127.0.0.1:{free_port()}",
+            *self._pod_controller_flags,
         )  # fmt: skip
         return self._add(pod_controller_of(cluster), arguments)
 

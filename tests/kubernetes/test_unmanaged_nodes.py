@@ -18,7 +18,12 @@ async def test_pods_of_an_unmanaged_node_are_served_once_it_is_cordoned(
     cluster: ClusterUnderTest, tmp_path: Path
 ) -> None:
     """The migration of docs/kubernetes.md: cordon, wait for the machines, drain."""
-    fleet = FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=[pool("std.4x16", ZONES[0], 4)])
+    fleet = FleetUnderTest(
+        tmp_path / "fleet",
+        {"one": cluster},
+        pools=[pool("std.4x16", ZONES[0], 4)],
+        pod_controller_flags=("--unmanaged-after", "1s"),
+    )
     fleet.unmanaged_nodes["old"] = FakeNode(name="old", resources={"cpu": "4", "memory": "64Gi", "pods": "110"})
     async with fleet:
         await cluster.ready_node("old")

@@ -6,15 +6,16 @@ import pytest
 
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, MACHINE_ID, NODES, UPCOMING_NODES
-from bigfleet.operator.pods.controller import SCHEDULING_SECONDS, ReconcileOutcome
+from bigfleet.operator.kubernetes.timestamps import rfc3339
+from bigfleet.operator.pods.controller import SCHEDULING_SECONDS, UNMANAGED_AFTER_SECONDS, ReconcileOutcome
 from tests.operator.pods.controller_world import ControllerWorld, controller_world
 
 pytestmark = pytest.mark.virtual_time
 
 RUNNING: dict[str, Any] = {"spec": {"nodeName": "n1"}, "status": {"phase": "Running"}}
 UNAVAILABLE = ApiError(503, "ServiceUnavailable", "the server is busy")
-#: Before and after the moment at which the simulated world begins.
-EARLIER, LATER = "2020-01-01T00:00:00Z", "2040-01-01T00:00:00Z"
+#: Both are long before the simulated world begins.
+EARLIER, LATER = "2020-01-01T00:00:00Z", "2020-01-02T00:00:00Z"
 SETTLED_SECONDS = 5.0
 
 
@@ -50,6 +51,18 @@ async def test_a_pod_on_a_node_that_bigfleet_did_not_provide_gets_no_request() -
 
         assert world.requests() == []
         assert world.process.events.written == []
+
+
+async def test_pods_on_a_young_node_count_because_it_may_be_a_machine_that_nothing_names_yet() -> None:
+    """An operator that cannot write announces no machine, and its Node joins all the same."""
+    async with controller_world() as world:
+        put_node(world, created=rfc3339(world.clock.unix_nanos()))
+        world.put_pod(**RUNNING)
+        await world.settle(UNMANAGED_AFTER_SECONDS - 10)
+        assert len(world.requests()) == 1
+        await world.settle(20)
+
+        assert world.requests() == []
 
 
 async def test_a_pod_that_the_scheduler_puts_on_such_a_node_at_once_never_has_a_request() -> None:
@@ -150,12 +163,12 @@ async def test_a_node_that_an_upcoming_node_names_counts() -> None:
         assert len(world.requests()) == 1
 
 
-@pytest.mark.parametrize(("created", "counts"), [(EARLIER, False), ("2030-01-01T00:00:00Z", True), (LATER, True)])
+@pytest.mark.parametrize(("created", "counts"), [(EARLIER, False), ("2020-01-01T12:00:00Z", True), (LATER, True)])
 async def test_a_node_that_may_be_an_awaited_machine_counts(created: str, *, counts: bool) -> None:
     """Its label may come later than its pods, or never: a machine without a Node could be this one."""
 
     def prepare(world: ControllerWorld) -> None:
-        put_machine(world, created="2030-01-01T00:00:00Z")
+        put_machine(world, created="2020-01-01T12:00:00Z")
         put_node(world, created=created)
         world.put_pod(**RUNNING)
 

@@ -15,7 +15,12 @@ import typer
 
 from bigfleet.cli.flags.kubernetes import Burst, Kubeconfig, LeaseName, LeaseNamespace, Qps, check_kubernetes_flags
 from bigfleet.cli.flags.switches import SwitchCommand
-from bigfleet.cli.flags.values import check_log_level, parse_optional_address, parse_positive_duration_seconds
+from bigfleet.cli.flags.values import (
+    check_log_level,
+    parse_duration_seconds,
+    parse_optional_address,
+    parse_positive_duration_seconds,
+)
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
@@ -28,6 +33,9 @@ _CacheSync = Annotated[
 _Defaults = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Penalties by PriorityClass, for pods without annotations (YAML)."),
+]
+_UnmanagedAfter = Annotated[
+    str, typer.Option(metavar="DURATION", help="Age from which a Node that nothing ties to BigFleet is not its own.")
 ]
 _Workers = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Pods that are worked on at the same time.")]
 _MetricsAddr = Annotated[
@@ -44,7 +52,7 @@ class PodControllerCommand(SwitchCommand):
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         {
             "API server": ("--kubeconfig", "--qps", "--burst", "--cache-sync-timeout"),
-            "Requests": ("--priority-class-defaults", "--workers"),
+            "Requests": ("--priority-class-defaults", "--unmanaged-after", "--workers"),
             "Process": ("--namespace", "--lease-name", "--metrics-addr", "--log-level"),
         }
     )
@@ -59,6 +67,7 @@ class PodControllerFlags:
     burst: Burst = 400
     cache_sync_timeout: _CacheSync = "10m"
     priority_class_defaults: _Defaults = None
+    unmanaged_after: _UnmanagedAfter = "10m"
     workers: _Workers = 16
     namespace: LeaseNamespace = ""
     lease_name: LeaseName = "bigfleet-pod-controller"
@@ -76,6 +85,7 @@ class PodControllerFlags:
         # Files are read last: a wrong flag is found without them.
         metrics_address = parse_optional_address(self.metrics_addr, "--metrics-addr")
         cache_sync_seconds = parse_positive_duration_seconds(self.cache_sync_timeout, "--cache-sync-timeout")
+        unmanaged_after_seconds = parse_duration_seconds(self.unmanaged_after, "--unmanaged-after")
         defaults, endpoint = self._defaults(), find_endpoint(self.kubeconfig, SystemClock())
         return PodControllerPlace(
             endpoint=endpoint,
@@ -84,6 +94,7 @@ class PodControllerFlags:
             burst=self.burst,
             workers=self.workers,
             cache_sync_seconds=cache_sync_seconds,
+            unmanaged_after_seconds=unmanaged_after_seconds,
             metrics_address=metrics_address,
             namespace=self.namespace or endpoint.namespace,
             lease_name=self.lease_name,

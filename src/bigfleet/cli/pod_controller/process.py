@@ -58,6 +58,7 @@ class PodControllerPlace:
     burst: int = 400
     workers: int = 16
     cache_sync_seconds: float = 600.0
+    unmanaged_after_seconds: float = 600.0
     #: None serves no HTTP.
     metrics_address: tuple[str, int] | None = None
     namespace: str
@@ -124,6 +125,7 @@ class _Parts:
             events=RecordedPodEvents(self.recorder),
             listener=self.metrics,
             workers=place.workers,
+            unmanaged_after_seconds=place.unmanaged_after_seconds,
         )
         index = self.controller.index
         pods.add_listener(index.pods_listener)

@@ -37,6 +37,8 @@ from bigfleet.operator.work_queue import KeyQueue
 
 #: A request whose pod is gone is left to the garbage collector of the cluster for this long.
 ORPHAN_SECONDS: Final = 5.0
+#: Pods on a younger Node count in any case: it may be a machine that nothing names as one yet.
+UNMANAGED_AFTER_SECONDS: Final = 600.0
 #: In a cluster with unmanaged Nodes the scheduler has this long to place a pod there before capacity is requested.
 SCHEDULING_SECONDS: Final = 2.0
 #: A request on an unmanaged Node that cannot be deleted safely is looked at again after this long.
@@ -147,7 +149,13 @@ class PodController:
         events: PodEvents | None = None,
         listener: ReconcileListener | None = None,
         workers: int = 16,
+        unmanaged_after_seconds: float = UNMANAGED_AFTER_SECONDS,
     ) -> None:
+        """`unmanaged_after_seconds`: pods on unmanaged Nodes count until the Node is so old.
+
+        A machine may join before its UpcomingNode can be written and its label is there.
+        """
+        self._unmanaged_after_seconds = unmanaged_after_seconds
         self._api = api
         self._views = views
         self._clock = clock
@@ -289,6 +297,11 @@ class PodController:
         """
         node_name = pod.spec.node_name
         if node_name not in self.unmanaged:
+            return False
+        left_seconds = self._unmanaged_after_seconds - self.unmanaged.age_seconds(node_name)
+        if left_seconds > 0:
+            if self._queue is not None:
+                self._queue.put_later(pod.metadata.uid, left_seconds)
             return False
         if own is None:
             return True

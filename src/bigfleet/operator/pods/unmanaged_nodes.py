@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from bigfleet.model.clock import Clock
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import (
     NodeObject,
@@ -22,6 +22,7 @@ from bigfleet.operator.kubernetes.objects import (
     UpcomingNodeStatus,
 )
 from bigfleet.operator.kubernetes.resources import MACHINE_ID, NODES
+from bigfleet.operator.kubernetes.timestamps import unix_seconds
 from bigfleet.operator.nodes.provider_ids import comparable_part, last_part
 
 #: What the API server said of a Node is taken for so long, so that it is not asked again for each pod of the Node.
@@ -100,6 +101,12 @@ class UnmanagedNodes:
         A cordoned Node is about to be emptied, and its pods need room elsewhere.
         """
         return node_name in self._unmanaged
+
+    def age_seconds(self, node_name: str) -> float:
+        """Return how long ago a Node was created, by the API server's clock; 0 for one that is not known."""
+        known = self._nodes.get(node_name)
+        created = unix_seconds(known.created) if known is not None else None
+        return 0.0 if created is None else self._clock.unix_nanos() / NANOS_PER_SECOND - created
 
     async def confirm(self, node_name: str) -> bool:
         """Ask the API server whether a Node is still as it is known; the cache may be behind. Raises ApiError."""

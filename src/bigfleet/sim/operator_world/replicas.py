@@ -43,6 +43,8 @@ OPERATOR: Final = "operator"
 POD_CONTROLLER: Final = "pod-controller"
 #: As in the commands.
 _SYNC_SECONDS_MAX = 60.0
+#: Longer than any fault that keeps an operator from announcing a machine.
+UNMANAGED_AFTER_SECONDS = 120.0
 #: A process that has ended is started again after as long as this at most.
 _RESTART_SECONDS_MAX = 5.0
 #: A leader's work must have ended so long after it may not lead any more (docs/spec/operator.md §1).
@@ -200,6 +202,7 @@ class PodControllerReplica(ControllerReplica):
             clock=self._clock,
             rng=self._rng,
             workers=4,
+            unmanaged_after_seconds=UNMANAGED_AFTER_SECONDS,
         )
         index = controller.index
         pods.add_listener(index.pods_listener)

@@ -230,8 +230,7 @@ class Shard:
         self.guardrails = Guardrails(
             settings=self.settings,
             clock=self._clock,
-            inventory=self.inventory,
-            ingest=self.ingest,
+            load_of=self.ingest.node_load,
             fit_holds=self.fit_holds,
             actuator=self.actuator,
             demand_backoff=self.demand_backoff,
@@ -459,7 +458,7 @@ class Shard:
             set_aside=unavailable.set_aside,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
-            fullness=self.guardrails.fullness(table.overheads_by_cluster()),
+            fullness=self.guardrails.fullness,
         )
 
     async def _reconcile(self) -> None:

@@ -15,15 +15,13 @@ from bigfleet.engine.decision import Action, Decision
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
-from bigfleet.model.shapes import Overhead
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
 from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
-from bigfleet.shard.inventory.ingest import Ingest
-from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.inventory.ingest import NodeLoad
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
 
@@ -48,8 +46,7 @@ class Guardrails:
         *,
         settings: ShardSettings,
         clock: Clock,
-        inventory: Inventory,
-        ingest: Ingest,
+        load_of: Callable[[MachineId], NodeLoad | None],
         fit_holds: FitHolds,
         actuator: Actuator,
         demand_backoff: DemandBackoff,
@@ -57,7 +54,11 @@ class Guardrails:
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
     ) -> None:
-        """`awaited` returns the machines that wait for the pods which they were acquired for (9.9)."""
+        """Take the parts.
+
+        `load_of` returns what was last reported of a machine's node, `awaited` the machines that wait for the pods
+        which they were acquired for (9.9).
+        """
         self._awaited = awaited
         self._settings = settings
         self._clock = clock
@@ -66,7 +67,9 @@ class Guardrails:
         self._demand_backoff = demand_backoff
         self._metrics = metrics
         self._compute = compute
-        self._node_fullness = NodeFullness(inventory=inventory, ingest=ingest)
+        self._node_fullness = NodeFullness(load_of)
+        #: How full the nodes are of the clusters that had excess machines in the last cycle (9.3); replaced only.
+        self.fullness: Mapping[str, int] = {}
         #: Reclaims of the timer period by cluster (safety limit 1).
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (safety limit 5); replaced, never changed.
@@ -100,12 +103,6 @@ class Guardrails:
             capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
         )
 
-    def fullness(self, overheads: Mapping[str, tuple[Overhead, ...]]) -> Mapping[str, int]:
-        """Return how full the nodes are of the clusters that had excess machines in the last cycle (9.3)."""
-        return self._node_fullness.read(
-            self.excess.since_seconds.keys(), held=self._fit_holds.held(), overheads=overheads
-        )
-
     def delay_of(self, machine_id: MachineId) -> tuple[int, str]:
         """Return until when a machine's reclaim waits, Unix nanoseconds, and why; (0, "") for no such machine."""
         hold, since = self._fit_holds.get(machine_id), self.excess.since_seconds.get(machine_id)
@@ -135,8 +132,9 @@ class Guardrails:
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
         away = self._fit_holds.awaited_sessions()
+        overheads = decision.basis.options.overheads if decision.basis is not None else {}
 
-        def choose() -> tuple[ExcessTimers, int, safety_limits.Chosen]:
+        def choose() -> tuple[ExcessTimers, int, Mapping[str, int], safety_limits.Chosen]:
             excess = before
             if after_seconds > 0:
                 found = excess_machines(decision.actions)
@@ -159,9 +157,10 @@ class Guardrails:
                 actions_max=settings.actions_per_cycle_max,
                 room=self._actuator.candidates_max,
             )
-            return excess, excess.waiting(after_seconds), chosen
+            fullness = self._node_fullness.read(snapshot, excess.since_seconds, held=fit_held, overheads=overheads)
+            return excess, excess.waiting(after_seconds), fullness, chosen
 
-        self.excess, waiting, chosen = await self._compute(choose)
+        self.excess, waiting, self.fullness, chosen = await self._compute(choose)
         self._metrics.reclaim_delayed_machines.set(waiting)
         started = len(self.excess.since_seconds.keys() - before.since_seconds.keys())
         if started:

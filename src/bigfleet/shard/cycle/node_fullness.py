@@ -4,70 +4,81 @@ Other clusters are not looked at: their decisions would be computed again whenev
 §9.3).
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Final
 
+import numpy as np
+
+from bigfleet.engine.columns.objects import example_of
+from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.shapes import Overhead
+from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.inventory.ingest import Ingest, NodeLoad
-from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.inventory.ingest import NodeLoad
 
 #: A full node, in quarters of its room.
 FULL: Final = 4
 #: A node whose pods would not fit elsewhere: another machine of its kind is to be reclaimed first.
 HELD: Final = FULL + 1
 
+Overheads = Mapping[str, tuple[Overhead, ...]]
+
 
 class NodeFullness:
-    """Reads the fullness of nodes for each cycle; a machine's is computed once for each status of its node."""
+    """Reads the fullness of nodes; a machine's is computed once for each status of its node."""
 
-    def __init__(self, *, inventory: Inventory, ingest: Ingest) -> None:
-        self._inventory, self._ingest = inventory, ingest
+    def __init__(self, load_of: Callable[[MachineId], NodeLoad | None]) -> None:
+        self._load_of = load_of
         self._levels: dict[MachineId, tuple[NodeLoad, int]] = {}
 
     def read(
-        self, excess: Iterable[MachineId], *, held: Set[MachineId], overheads: Mapping[str, tuple[Overhead, ...]]
+        self, snapshot: ColumnSnapshot, excess: Collection[MachineId], *, held: Set[MachineId], overheads: Overheads
     ) -> dict[str, int]:
-        """Return the fullness of the nodes of all clusters that have one of these excess machines.
+        """Return the fullness of the Configured nodes of all clusters that have one of these excess machines.
 
         1 to 4 quarters of the machine's room without `overheads`, rounded up, by the resource that is used most; `HELD`
         for machines that are `held`. An excess machine counts a quarter less, so that it stays the one while pods come
-        and go: its delay would begin again otherwise. Empty and unknown nodes are absent.
+        and go: its delay would begin again otherwise. Empty and unknown nodes are absent. May run off the loop.
         """
-        inventory = self._inventory
-        known = {machine_id: machine for machine_id in excess if (machine := inventory.get(machine_id)) is not None}
+        columns, vocabulary = snapshot.columns, snapshot.vocabulary
+        known = {machine_id: row for machine_id in excess if (row := snapshot.rows.get(machine_id)) is not None}
+        clusters = np.unique(columns.cluster[np.array(sorted(known.values()), np.int64)])
+        is_read = (columns.state == MachineState.CONFIGURED) & np.isin(columns.cluster, clusters[clusters > 0])
+        rooms: dict[tuple[int, int], tuple[Vector, Vector]] = {}
         levels: dict[MachineId, tuple[NodeLoad, int]] = {}
         found: dict[str, int] = {}
-        for cluster in {machine.cluster for machine in known.values() if machine.cluster}:
-            for machine_id in inventory.bound_to(cluster):
-                load = self._ingest.node_load(machine_id)
-                if load is None:
-                    continue
-                level = self._level(machine_id, load, overheads.get(cluster, ()))
-                levels[machine_id] = (load, level)
-                effective = HELD if machine_id in held else level - (machine_id in known)
-                if effective > 0:
-                    found[machine_id] = effective
+        for row in np.flatnonzero(is_read).tolist():
+            machine_id = snapshot.ids[row]
+            load = self._load_of(machine_id)
+            if load is None:
+                continue
+            before = self._levels.get(machine_id)
+            if before is not None and before[0] is load:
+                level = before[1]
+            else:
+                kind = (int(columns.cluster[row]), int(columns.shape[row]))
+                if kind not in rooms:
+                    cluster = str(vocabulary.clusters[kind[0]])
+                    rooms[kind] = _room(example_of(vocabulary, kind[1]), overheads.get(cluster, ()))
+                level = fullness(load.requested, *rooms[kind])
+            levels[machine_id] = (load, level)
+            effective = HELD if machine_id in held else level - (machine_id in known)
+            if effective > 0:
+                found[machine_id] = effective
         self._levels = levels
         return found
 
-    def _level(self, machine_id: MachineId, load: NodeLoad, overheads: Iterable[Overhead]) -> int:
-        before = self._levels.get(machine_id)
-        if before is not None and before[0] is load:
-            return before[1]
-        machine = self._inventory.known(machine_id)
-        return fullness(load.requested, machine.supply, _overhead_of(machine, overheads))
 
-
-def _overhead_of(machine: Machine, overheads: Iterable[Overhead]) -> Vector:
+def _room(machine: Machine, overheads: Iterable[Overhead]) -> tuple[Vector, Vector]:
+    """Return a machine's supply and the overheads that it has."""
     total = vector.ZERO
     for overhead in overheads:
         if overhead.applies(machine.attribute):
             total = vector.add(total, overhead.resources)
-    return total
+    return machine.supply, total
 
 
 def fullness(requested: Vector, supply: Vector, overhead: Vector) -> int:

@@ -266,6 +266,7 @@ def check_starts(fleet: FleetUnderTest, *, outages: int) -> None:
     assert controller.starts_total == 1, "\n".join(controller.complaints())
 
 
+@pytest.mark.slow
 async def test_an_api_server_may_refuse_hang_and_drop_watches(proxied_fleet: FleetUnderTest, proxy: ApiProxy) -> None:
     rounds = [
         (partial(refuse_everything, proxy), partial(drop_watches, proxy)),

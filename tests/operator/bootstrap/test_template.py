@@ -40,6 +40,8 @@ async def test_a_template_that_renders_is_used(tmp_path: Path) -> None:
         (b"a\n\n{% endif %}", "t.j2:3: Encountered unknown tag 'endif'"),
         (b"a\n\xff", "t.j2:2: is not UTF-8 at byte 2"),
         (b" " * (SOURCE_BYTES_MAX + 1), "t.j2: is larger than 1048576 bytes"),
+        (b"", "t.j2: renders to nothing"),
+        (b"\n{% if not cluster_id %}\n#cloud-config\n{% endif %}\n", "t.j2: renders to nothing"),
     ],
 )
 async def test_a_template_that_cannot_be_used_at_start_is_named(tmp_path: Path, content: bytes, message: str) -> None:

@@ -13,9 +13,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from bigfleet.cli.certs.issuing import Authority, Bearer
+from bigfleet.operator.kubernetes import http
 from bigfleet.operator.kubernetes.api import SILENT, ApiError, EventType, KubernetesApi, PatchKind, Resource, WatchEvent
 from bigfleet.operator.kubernetes.credentials import Credential, CredentialError, FileContent, InlineContent
 from bigfleet.operator.kubernetes.credentials import StoredCredentials as Stored
@@ -307,6 +309,30 @@ async def test_half_an_answer_is_an_error(server: ApiServer, api: HttpKubernetes
     assert error.reason == "Unreachable"
     assert str(error).startswith(f"get nodes n1: {server.url}: ")
     assert "onnection" in str(error)
+
+
+async def test_an_answer_without_end_is_an_error(
+    server: ApiServer, api: HttpKubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "ANSWER_BYTES_MAX", 1_000_000)
+    sent_bytes = 0
+
+    async def flood(request: web.Request) -> web.StreamResponse:
+        nonlocal sent_bytes
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b" " * 100_000)
+            sent_bytes += 100_000
+
+    server.script.append(flood)
+    with pytest.raises(ApiError, match=r"list .*: the server sent an answer of more than 1000000 bytes") as caught:
+        await api.list_page(CAPACITY_REQUESTS)
+    assert caught.value.is_transient
+    server.store.put("r")
+    assert [each.metadata.name for each in (await api.list_page(CAPACITY_REQUESTS)).items] == ["r"]
+    # What the buffers of both sides hold, beside what was read.
+    assert sent_bytes < 20_000_000
 
 
 async def test_a_server_that_does_not_answer_is_an_error(server: ApiServer) -> None:

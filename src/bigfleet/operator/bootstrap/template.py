@@ -73,7 +73,9 @@ class BootstrapTemplate:
             await self.refresh()
 
     async def _checked(self, source: TemplateSource) -> TemplateSource:
-        await self._renderer.render(source, self._sample)
+        if not (await self._renderer.render(source, self._sample)).strip():
+            # A file that was saved empty, or an `if` around everything: machines would start and never join.
+            raise TemplateFault(f"{source.path}: renders to nothing; a machine needs instructions to join the cluster")
         return source
 
 

@@ -41,6 +41,8 @@ CONNECT_SECONDS_MAX = 10.0
 WATCH_QUIET_SECONDS_MAX = 90.0
 #: No line of a watch is longer: etcd stores objects of up to 1.5 MiB.
 WATCH_LINE_BYTES_MAX = 16 * 1024 * 1024
+#: No answer is longer: a page has at most 500 objects, most of which are a few KiB.
+ANSWER_BYTES_MAX = 256 * 1024 * 1024
 _APPLY = "application/apply-patch+yaml"
 _JSON = "application/json"
 
@@ -377,8 +379,20 @@ class HttpKubernetesApi:
             raise self._unreachable(what, error) from error
 
     async def _read(self, what: str, response: aiohttp.ClientResponse) -> bytes:
+        """Return the body of an answer. Raises ApiError, also when it is larger than `ANSWER_BYTES_MAX`."""
+        chunks: list[bytes] = []
+        size_bytes = 0
         try:
-            return await response.read()
+            async for chunk in response.content.iter_any():
+                size_bytes += len(chunk)
+                if size_bytes > ANSWER_BYTES_MAX:
+                    # The rest stays unread: the connection cannot be used again.
+                    response.close()
+                    raise ApiError(
+                        0, INVALID_RESPONSE, f"{what}: the server sent an answer of more than {ANSWER_BYTES_MAX} bytes"
+                    )
+                chunks.append(chunk)
+            return b"".join(chunks)
         except TimeoutError as error:
             raise self._timed_out(what, self._request_timeout) from error
         except (aiohttp.ClientError, OSError) as error:

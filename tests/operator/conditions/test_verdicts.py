@@ -325,6 +325,21 @@ def test_a_need_whose_machines_do_not_serve_yet_is_met_and_says_so() -> None:
     assert cluster.says("a") == ("InRollup", "Coming", "None")
 
 
+def test_only_the_pod_that_waits_is_shown_as_coming() -> None:
+    cluster = Cluster()
+    cluster.objects.put(request("runs", pod_uid="u1"))
+    cluster.objects.put(request("waits", pod_uid="u2"))
+    cluster.objects.put(request("without-a-pod"))
+    cluster.pods.waits["u2"] = WaitingPod("ns", "waits", "u2", PodWait.REQUESTED, "0/1 nodes: Insufficient cpu")
+    cluster.report(coming=tuple(cluster.rows(["runs"])))
+
+    assert {name: cluster.says(name)[1] for name in ("runs", "waits", "without-a-pod")} == {
+        "runs": "Covered",
+        "waits": "Coming",
+        "without-a-pod": "Coming",
+    }
+
+
 def test_a_request_is_judged_by_verdicts_on_roll_ups_that_contain_it() -> None:
     cluster = Cluster()
     cluster.objects.put(request("old"))

@@ -57,11 +57,6 @@ class UnschedulablePodSource(Protocol):
         ...
 
 
-class _NoPods:
-    def get(self, pod_uid: str) -> WaitingPod | None:
-        return None
-
-
 class _Published(NamedTuple):
     verdict: RowVerdict
     at_seconds: float
@@ -80,7 +75,7 @@ class RequestVerdicts:
     ) -> None:
         self._demand = demand
         self._clock = clock
-        self._pods = pods or _NoPods()
+        self._pods = pods
         self._changed = changed
         self._sent = SentRollUps()
         self._unacknowledged = FirstReports()
@@ -282,7 +277,11 @@ class RequestVerdicts:
             verdict = wording.MET
         if verdict.satisfied.reason == "Unmet":
             return verdict, False
-        pod = self._pods.get(entry.pod_uid) if entry.pod_uid else None
+        pod = self._pods.get(entry.pod_uid) if entry.pod_uid and self._pods is not None else None
+        if pod is None and entry.pod_uid and self._pods is not None and verdict.kind == wording.COMING.kind:
+            # It runs, or the scheduler has not tried it yet. Without this all requests of a row are written twice for
+            # each machine that comes for one of them.
+            return wording.MET, False
         if pod is not None and pod.wait is PodWait.NOT_FOR_WANT_OF_CAPACITY:
             return wording.not_for_want_of_capacity(reasons_of(pod.message)), False
         if pod is not None and pod.wait is PodWait.ASKED_FOR:

@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane kubernetes-demo soak lint types format bench proto docs lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane kubernetes-demo soak fuzz lint types format bench proto docs lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,16 @@ kubernetes-demo: $(STAMP) ## run real control planes with operators on simulated
 soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEED=100000
 	@$(BIN)/bigfleet sim run --for $(FOR) --seed $(SEED) --jobs $$(nproc) --twice-every 20 --require-marks
 
+FUZZING := $(VENV)/.fuzzing
+$(FUZZING): requirements-fuzz.lock $(STAMP)
+	@$(if $(UV),\
+	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $<,\
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
+	@touch $@
+
+fuzz: $(FUZZING) ## fuzz the readers of input from outside, guided by coverage: make fuzz FOR=10m ARGS="--only pod --keep"
+	@$(BIN)/python -m tests.fuzzing --for $(FOR) $(ARGS)
+
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -116,6 +126,7 @@ lock: ## resolve the versions again (needs uv)
 	$(COMPILE) --constraints requirements-dev.lock --group build --extra uvloop pyproject.toml \
 	  --output-file requirements.lock
 	$(COMPILE) --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
+	$(COMPILE) --upgrade --group pyproject.toml:fuzz --output-file requirements-fuzz.lock
 
 # The site has tools of its own: nothing that builds or runs BigFleet needs them.
 DOCS_VENV := .venv-docs

@@ -20,8 +20,9 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 #: The least time that a wait in a test may be granted.
 PATIENCE_SECONDS_MIN = 60
-#: They bound waits and compare nothing; the second is a program that imports nothing of the tests.
-CLOCK_READERS = {TESTS / "patience.py", TESTS / "e2e" / "wire_client.py"}
+#: The first two bound waits and compare nothing; the second is a program that imports nothing of the tests. The third
+#: divides the processor time of one input by that of half of it.
+CLOCK_READERS = {TESTS / "patience.py", TESTS / "e2e" / "wire_client.py", TESTS / "fuzzing" / "test_fuzzing.py"}
 STOPWATCHES = {"monotonic", "perf_counter", "process_time", "thread_time"}
 #: What a test writes beside a timeout that is meant to expire.
 EXPIRES = "# expires"

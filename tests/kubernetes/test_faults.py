@@ -370,6 +370,7 @@ def missing(program: Program) -> str:
     return str(found[-1]["missing"]) if found else ""
 
 
+@pytest.mark.slow
 async def test_an_operator_that_loses_rights_names_them_and_goes_on_with_the_others(fleet: FleetUnderTest) -> None:
     cluster, operator = fleet.clusters[NAME], fleet.program(operator_of(NAME))
     namespace = await cluster.make_namespace()
@@ -386,6 +387,7 @@ async def test_an_operator_that_loses_rights_names_them_and_goes_on_with_the_oth
     assert operator.starts_total == 1
 
 
+@pytest.mark.slow
 async def test_machines_stay_in_service_while_the_right_to_evict_is_missing(fleet: FleetUnderTest) -> None:
     cluster, operator = fleet.clusters[NAME], fleet.program(operator_of(NAME))
     namespace = await cluster.make_namespace()
@@ -422,6 +424,7 @@ async def test_a_pod_controller_that_loses_a_right_names_it_and_recovers(fleet: 
     assert controller.starts_total == 1
 
 
+@pytest.mark.slow
 async def test_without_the_right_to_its_lease_no_process_leads_and_each_says_why(fleet: FleetUnderTest) -> None:
     cluster = fleet.clusters[NAME]
     operator, controller = fleet.program(operator_of(NAME)), fleet.program(pod_controller_of(NAME))

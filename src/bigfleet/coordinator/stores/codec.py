@@ -46,7 +46,7 @@ def decode_row(key: RowKey, content: bytes) -> Row:
     check_key(key)
     try:
         row: Row = msgspec.json.decode(content, type=_TYPES[key.table])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableRow(f"{key.table.value}/{'/'.join(key.parts)}: {error}") from error
     return row
 

@@ -113,7 +113,7 @@ def read_meta(content: bytes, name: str) -> Meta:
     """Return the meta that a file holds. Raises SnapshotFault."""
     try:
         return msgspec.json.decode(content, type=Meta)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotFault(f"{name}: {error}; it is no meta.json of a snapshot") from error
 
 
@@ -134,7 +134,7 @@ def read_document(meta: Meta, document: bytes, name: str) -> Restored:
             for row in table_rows:
                 key = RowKey(names[table_name], row.key)
                 rows.append(Edit(key, decode_row(key, bytes(row.value))))
-    except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableRow) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, UnreadableRow) as error:
         raise SnapshotFault(f"{name}: {error}; take another snapshot") from error
     return Restored(meta, tuple(rows))
 

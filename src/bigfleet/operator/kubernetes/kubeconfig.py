@@ -213,7 +213,7 @@ def _read(path: Path) -> _Entry:
         raise KubeconfigError(
             f"{path}: cannot be read: {error.strerror or error}; name a kubeconfig that this process may read"
         ) from error
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())

@@ -53,7 +53,7 @@ def read_annotation(node: NodeObject) -> DrainAnnotation | None:
         return None
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableAnnotation(f"{text[:100]!r} is no JSON: {error}") from error
     if not isinstance(fields, Mapping):
         raise UnreadableAnnotation(f"{text[:100]!r} is no JSON object")

@@ -82,7 +82,7 @@ def read_offerings(path: Path, provider: str) -> OfferingsRead:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OfferingsUnreadable(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OfferingsUnreadable(f"{path}: not JSON: {error}") from error
     if not isinstance(entries, list):
         raise OfferingsUnreadable(f"{path}: not an array of offerings, but {type(entries).__name__}")

@@ -216,7 +216,7 @@ def decode_record(
     operation_text: bytes | None,
     pushed: Pushed | None,
 ) -> Record:
-    """Return the record of a row. Raises msgspec.ValidationError, msgspec.DecodeError or ValueError."""
+    """Return the record of a row. Raises msgspec.MsgspecError, ValueError or RecursionError."""
     row = _ROW.decode(text)
     shape = _shape(bytes(row.slot))
     resources, allocatable, labels = shape.resources, shape.allocatable, shape.labels

@@ -128,7 +128,7 @@ class SqliteProviderStore:
             return _read(connection)
         except sqlite3.Error as error:
             raise StartRefused(f"{self._path}: {error}; restore it from a backup or move it away") from error
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise StartRefused(f"{self._path}: a row does not read back: {error}; restore it from a backup") from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
@@ -239,7 +239,7 @@ def _read_records(connection: sqlite3.Connection, pushed_of: Callable[[str], Pus
     for machine_id, revision, since_unix_nanos, text, operation in rows:
         try:
             yield decode_record(machine_id, revision, since_unix_nanos, text, operation, pushed_of(machine_id))
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise ValueError(f"machine {machine_id}: {error}") from error
 
 

@@ -319,7 +319,7 @@ class EtcdStore:
             return 0
         try:
             return msgspec.json.decode(found.items[0].value, type=dict[str, int])["term_offset"]
-        except (msgspec.MsgspecError, KeyError) as error:
+        except (msgspec.MsgspecError, KeyError, RecursionError) as error:
             raise UnreadableRow(f"meta: {error}") from error
 
     async def raise_term(self, above: int) -> int:

@@ -212,8 +212,9 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWor
         world = msgspec.convert({} if tree is None else tree, CloudWorld)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise WorldFault(f"{file}: {_path_first(str(error))}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WorldFault(f"{file}: not YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        kind = "JSON" if is_json else "YAML"
+        raise WorldFault(f"{file}: not {kind}: {' '.join(str(error).split())}") from error
     fault = next(_faults(world), None)
     if fault is not None:
         raise WorldFault(f"{file}: {fault}")

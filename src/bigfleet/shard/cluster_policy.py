@@ -15,6 +15,7 @@ import structlog
 import yaml
 
 from bigfleet.model.ids import identifier_fault
+from bigfleet.model.nesting import NestingError, check_nesting
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -128,14 +129,16 @@ def read_policies(path: Path) -> ClusterPolicies:
     if len(content) > FILE_BYTES_MAX:
         raise PolicyFault(f"{path}: has more than {FILE_BYTES_MAX} bytes; name clusters by patterns such as prod-*")
     try:
-        root = yaml.compose(content.decode("utf-8"), _LOADER)
+        text = content.decode("utf-8")
+        check_nesting(text)
+        root = yaml.compose(text, _LOADER)
     except UnicodeDecodeError as error:
         raise PolicyFault(f"{path}: is no UTF-8 at byte {error.start}; save it as UTF-8") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
         raise PolicyFault(f"{path}:{line}: is no YAML: {error.problem or error.context}; correct this line") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, NestingError, RecursionError) as error:
         raise PolicyFault(f"{path}: is no YAML: {' '.join(str(error).split())}; write a mapping `clusters:`") from error
     return ClusterPolicies() if root is None else _Reader(path).policies(root)
 

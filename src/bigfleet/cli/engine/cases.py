@@ -17,6 +17,7 @@ from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, HostRef, Machine, PreemptedFor
 from bigfleet.model.need import Need
+from bigfleet.model.nesting import check_nesting
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import Overhead, canonical_overheads
 from bigfleet.model.states import CapacityType, MachineState
@@ -112,7 +113,11 @@ def read_case_file(path: Path) -> list[Case]:
 
 
 def load_yaml(text: str) -> Any:
-    """Return what YAML text holds, by the C loader where there is one (ten times as fast). Raises yaml.YAMLError."""
+    """Return what YAML text holds, by the C loader where there is one (ten times as fast).
+
+    Raises yaml.YAMLError, and NestingError, a ValueError.
+    """
+    check_nesting(text)
     return yaml.load(text, yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import yaml
 
+from bigfleet.model.nesting import NestingError, check_nesting
 from bigfleet.model.quantity import QuantityError, format_quantity, parse_quantity, quantity_family
 
 FILE_BYTES_MAX: Final = 1024 * 1024
@@ -70,7 +71,9 @@ def read_penalty_defaults(path: Path) -> PenaltyDefaults:
     if len(content) > FILE_BYTES_MAX:
         raise PenaltyDefaultsFault(f"{path}: has more than {FILE_BYTES_MAX} bytes; name only classes that exist")
     try:
-        root = yaml.compose(content.decode("utf-8"), _LOADER)
+        text = content.decode("utf-8")
+        check_nesting(text)
+        root = yaml.compose(text, _LOADER)
     except UnicodeDecodeError as error:
         raise PenaltyDefaultsFault(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except yaml.MarkedYAMLError as error:
@@ -78,9 +81,9 @@ def read_penalty_defaults(path: Path) -> PenaltyDefaults:
         line = 1 if mark is None else mark.line + 1
         fault = error.problem or error.context
         raise PenaltyDefaultsFault(f"{path}:{line}: is not YAML: {fault}; correct this line") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        text = " ".join(str(error).split())
-        raise PenaltyDefaultsFault(f"{path}: is not YAML: {text}; write a mapping of PriorityClasses") from error
+    except (yaml.YAMLError, NestingError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise PenaltyDefaultsFault(f"{path}: is not YAML: {reason}; write a mapping of PriorityClasses") from error
     return PenaltyDefaults() if root is None else _DefaultsReader(path).defaults(root)
 
 

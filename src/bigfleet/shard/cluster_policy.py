@@ -14,8 +14,8 @@ from typing import Any
 import structlog
 import yaml
 
+from bigfleet.files.nesting import NestingError, check_nesting
 from bigfleet.model.ids import identifier_fault
-from bigfleet.model.nesting import NestingError, check_nesting
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 
 FILE_BYTES_MAX = 4 * 1024 * 1024

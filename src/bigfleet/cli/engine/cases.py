@@ -13,11 +13,11 @@ import yaml
 
 from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.files.nesting import check_nesting
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, HostRef, Machine, PreemptedFor
 from bigfleet.model.need import Need
-from bigfleet.model.nesting import check_nesting
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import Overhead, canonical_overheads
 from bigfleet.model.states import CapacityType, MachineState

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import yaml
 
-from bigfleet.model.nesting import NestingError, check_nesting
+from bigfleet.files.nesting import NestingError, check_nesting
 from bigfleet.model.quantity import QuantityError, format_quantity, parse_quantity, quantity_family
 
 FILE_BYTES_MAX: Final = 1024 * 1024

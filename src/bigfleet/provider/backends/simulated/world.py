@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 import yaml
 
-from bigfleet.model.nesting import check_nesting
+from bigfleet.files.nesting import check_nesting
 from bigfleet.model.states import CapacityType
 
 POOLS_MAX = 100_000

@@ -24,7 +24,9 @@ class NestingError(ValueError):
 def check_nesting(text: str) -> None:
     """Raise NestingError for YAML or JSON with more than `DEPTH_MAX` levels; what is no YAML may pass."""
     brackets = sum(1 for _ in _OPENING.finditer(text))
-    if brackets + max((len(found[0]) for found in _BLOCK.finditer(text)), default=0) <= DEPTH_MAX:
+    # A level of the block style takes a character at least, and may hold a mapping beside its dash.
+    block = max((len(found[0]) for found in _BLOCK.finditer(text)), default=0)
+    if brackets + 2 * block + 2 <= DEPTH_MAX:
         return
     depth = 0
     try:

@@ -10,6 +10,7 @@ import pytest
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Base, Owned, OwnershipRow, OwnershipVersion, RowKind
+from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault, back_up_state
 from bigfleet.state_files.backup import BackupFault
 
@@ -144,3 +145,26 @@ def test_what_is_no_state_file_is_not_backed_up(tmp_path: Path) -> None:
         back_up_state(tmp_path, backup)
 
     assert [path.name for path in tmp_path.iterdir() if "backup" in path.name] == []
+
+
+def test_nothing_is_written_to_a_file_that_has_no_name_any_more(tmp_path: Path) -> None:
+    """An instruction whose effect would be lost with the process fails."""
+    with opened(tmp_path) as state_file:
+        assert state_file.fault() == ""
+        (tmp_path / FILE_NAME).unlink()
+
+        assert "was deleted" in state_file.fault()
+        with pytest.raises(OwnershipNotWritten, match="was deleted"):
+            state_file.ownership.commit(owned())
+        with pytest.raises(OwnershipNotWritten, match="was deleted"):
+            state_file.ownership.accept_term(9)
+        assert (state_file.ownership.accepted_term, dict(state_file.ownership.owned.rows)) == (0, {})
+
+
+@pytest.mark.parametrize("name", ["shard.db-wal", "shard.lock"])
+def test_files_beside_the_state_file_count_too(tmp_path: Path, name: str) -> None:
+    """What is committed lies in the log first, and the lock keeps a second process out."""
+    with opened(tmp_path) as state_file:
+        (tmp_path / name).unlink()
+
+        assert f"{name} was deleted" in state_file.fault()

@@ -22,6 +22,7 @@ from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.interpreter import TURN_SECONDS
 from bigfleet.cli.runtime.large_memory import keep_large_memory
+from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
 from bigfleet.provider.backends.fake import fake_slot
@@ -147,12 +148,16 @@ async def serve_substrate(
         tls=place.tls,
         gate=gate,
     )
+    watch = StateWatch(
+        store.file_fault if isinstance(store, SqliteProviderStore) else lambda: "", registry, "bigfleet_provider"
+    )
     stop = stop_on_signals()
     try:
         await _start(core)
         substrate.take_offers(core.offered)
         async with (
-            serve_http(place.metrics_address, registry, lambda: "" if core.is_ready else NOT_READY),
+            watch.watching(clock),
+            serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if core.is_ready else NOT_READY)),
             serve_admin(place.state_path, core.administration, substrate.status),
             _read_again(place, core, substrate),
         ):

@@ -84,6 +84,8 @@ class StateFile:
                 # The file alone then holds the epoch, also in a copy without its log. SQLite refuses it until tables
                 # have been read.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # The log is there now, and is remembered too.
+                watch.fault()
             except OSError as error:
                 raise StateFileFault(f"{path}: {error.strerror}; check its disk and its mode") from error
             except DamagedRow as error:

@@ -16,7 +16,7 @@ from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.state_watch import StateWatch
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, serve_http, stop_on_signals
+from bigfleet.cli.runtime.system import NOT_READY, SystemClock, ended_by_signals, serve_http, stop_on_signals
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
@@ -60,7 +60,6 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
     interpreter.settle()
-    stop = stop_on_signals()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -71,11 +70,15 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             return Figures() if replica is None else replica.figures()
 
         metrics = CoordinatorMetrics(registry, figures)
+        stack.enter_context(
+            ended_by_signals(lambda: _log.info("coordinator.stopped", replica=place.me.replica, during="start"))
+        )
         opened = open_store(
             place.store, me=place.me, tls=place.store_tls, lease_ttl_seconds=place.lease_ttl_seconds, clock=clock
         )
         store = MeteredStore(opened, metrics, clock)
         stack.push_async_callback(store.close)
+        stop = stop_on_signals()
         replica = Replica(
             store, clock=clock, settings=settings, metrics=metrics, export_to=place.export, compute=asyncio.to_thread
         )

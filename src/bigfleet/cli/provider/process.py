@@ -23,7 +23,15 @@ from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.interpreter import TURN_SECONDS
 from bigfleet.cli.runtime.large_memory import keep_large_memory
 from bigfleet.cli.runtime.state_watch import StateWatch
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
+from bigfleet.cli.runtime.system import (
+    NOT_READY,
+    SystemClock,
+    SystemIds,
+    ended_by_signals,
+    serve_http,
+    stop_on_signals,
+    system_rng,
+)
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
 from bigfleet.provider.backends.fake import fake_slot
 from bigfleet.provider.inventory.offerings import OfferingsUnreadable, read_offerings
@@ -56,6 +64,11 @@ async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate
 
     Raises UsageFault or RunFault.
     """
+    with ended_by_signals(lambda: _log.info("provider.stopped", during="start")):
+        return await _serve_place(place, options, open_substrate)
+
+
+async def _serve_place(place: ProviderPlace, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
     store: SqliteProviderStore | MemoryStore = MemoryStore()
     if place.state_path is not None:
         store = SqliteProviderStore(place.state_path, is_power_safe=place.is_power_safe)
@@ -151,9 +164,9 @@ async def serve_substrate(
     watch = StateWatch(
         store.file_fault if isinstance(store, SqliteProviderStore) else lambda: "", registry, "bigfleet_provider"
     )
-    stop = stop_on_signals()
     try:
         await _start(core)
+        stop = stop_on_signals()
         substrate.take_offers(core.offered)
         async with (
             watch.watching(clock),

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 #: What a new state file owns before a coordinator has spoken.
 OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
+#: How long threads may take to end when the shard has stopped.
+THREADS_SECONDS_MAX = 0.5
 #: The kit looks through them on the shard's own loop, a second for these; more want a provider of their own.
 FAKE_SLOTS_MAX = 10_000
 
@@ -442,7 +444,8 @@ def shard(**given: Any) -> None:
     flags.check()
     settings, place = flags.settings(), flags.place()
     configure_logging("shard", flags.log_level)
-    raise typer.Exit(run_loop(lambda: serve_shard(place, settings)))
+    # All files are closed by then: a thread that still runs loads kernels, or decides what nobody waits for.
+    raise typer.Exit(run_loop(lambda: serve_shard(place, settings), threads_seconds_max=THREADS_SECONDS_MAX))
 
 
 _CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

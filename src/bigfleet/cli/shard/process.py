@@ -23,7 +23,7 @@ from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.runtime.state_watch import StateWatch
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve_http, stop_on_signals
+from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, ended_by_signals, serve_http, stop_on_signals
 from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
@@ -61,11 +61,11 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
     """
     clock = SystemClock()
     interpreter.settle()
-    stop = stop_on_signals()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     async with AsyncExitStack() as stack:
+        stack.enter_context(ended_by_signals(lambda: _log.info("shard.stopped", shard=place.shard_id, during="start")))
         state_file = _open_state(place, clock, stack)
         audit_file = _open_audit(place)
         if audit_file is not None:
@@ -109,6 +109,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard))
         watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
         await stack.enter_async_context(watch.watching(clock))
+        stop = stop_on_signals()
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
             bound = await server.start(*place.listen_address)

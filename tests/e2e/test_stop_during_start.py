@@ -1,5 +1,6 @@
 """SIGTERM while a process reads a large state: it ends at once, without having served anything, and nothing is lost."""
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.coordinator.stores.codec import encode_row
+from bigfleet.coordinator.stores.protocol import LeaderInfo
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
+from bigfleet.coordinator.tables import ShardRow, Table
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.shard.ownership.state_file import FILE_NAME, LOCK_NAME, StateFile
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -93,6 +98,25 @@ def test_a_provider_that_reads_its_state_ends(tmp_path: Path) -> None:
 
         assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
     assert '"event":"provider.stopped"' in log.read_text()
+
+
+def test_a_coordinator_that_reads_its_state_ends(tmp_path: Path) -> None:
+    path, log = tmp_path / "coordinator.db", tmp_path / "log"
+    asyncio.run(SqliteStateStore(path, leader=LeaderInfo("replica-0", "here:7790")).close())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+            "INSERT INTO rows SELECT ?, 'shard-' || i, ? FROM n",
+            (ROWS, Table.SHARDS.value, encode_row(ShardRow("here:7780", 10, 3))),
+        )
+    flags = ("--listen", f"127.0.0.1:{free_port()}", "--metrics-addr", "off", "--store", f"sqlite://{path}")
+    with started(log, "coordinator", *flags) as process:
+        wait_for_holder(path.with_name("coordinator.db.holder"), process, log)
+        process.send_signal(signal.SIGTERM)
+
+        assert process.wait(PATIENCE_SECONDS) == 0, log.read_text()
+    text = log.read_text()
+    assert ("coordinator.started" in text, '"event":"coordinator.stopped"' in text) == (False, True), text
 
 
 def test_a_process_whose_threads_still_compute_ends() -> None:

@@ -374,4 +374,4 @@ def test_cycles_that_were_not_recorded_are_counted(file: Path, tmp_path: Path) -
     record = msgspec.msgpack.encode(msgspec.structs.replace(first, missed=3))
     missed.write_bytes(MAGIC + packer.head(whole[0].content) + packer.cycle(record))
     told = answer(missed).splitlines()[-1]
-    assert told.startswith("1 cycle (3 more were not recorded: they came faster than they could be written): ")
+    assert told.startswith("1 cycle (3 more were not recorded: the disk took them too slowly or not at all): ")

@@ -10,6 +10,7 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
+from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.recording.file import RecordingFault, RecordingFile
 from bigfleet.recording.frames import MAGIC, Damage, Frame, FramePacker, Torn, WrongFile, frames
 from bigfleet.recording.growing_file import OLD_FILES_MAX, numbered
@@ -33,7 +34,7 @@ def live(recorder: Recorder, life: Life, cycles: range) -> list[tuple[int, list[
         life.options = replace(life.options, now_seconds=float(cycle))
         view = life.store.snapshot()
         decision = life.engine.decide(view, life.demand, life.options)
-        recorder.take(CycleInput(cycle, cycle, True, view, life.demand, life.options), decision)
+        recorder.take(CycleInput(cycle, cycle * NANOS_PER_SECOND, True, view, life.demand, life.options), decision)
         recorder.write_waiting()
         seen.append((cycle, machines_of(view)))
     return seen
@@ -241,10 +242,10 @@ def full_disk(after_bytes: int) -> Callable[[int, bytes], int]:
 REAL_WRITE = os.write
 
 
-def test_a_full_disk_ends_the_recording_with_one_line_and_a_metric(
+def test_a_full_disk_pauses_the_recording_with_one_line_and_a_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file ends with a whole record; what comes later is taken and thrown away."""
+    """The file ends with a whole record; what comes while there is no room is counted and thrown away."""
     path = tmp_path / "recording"
     registry = CollectorRegistry()
     recorder = new_recorder(path, registry=registry)
@@ -259,12 +260,37 @@ def test_a_full_disk_ends_the_recording_with_one_line_and_a_metric(
     monkeypatch.undo()
     recorder.close()
 
-    assert [line["event"] for line in logs] == ["recording.ended"]
+    assert [line["event"] for line in logs] == ["recording.paused"]
     assert (logs[0]["log_level"], logs[0]["error"]) == ("error", "No space left on device")
     assert registry.get_sample_value("bigfleet_shard_recording_on") == 0
     assert registry.get_sample_value("bigfleet_shard_recorded_cycles_total") == 4
+    assert registry.get_sample_value("bigfleet_shard_recording_missed_cycles_total") == 25
     assert path.stat().st_size == size
     assert len(cycles_of(path)) == 4
+
+
+def test_a_recording_resumes_in_a_new_file_that_tells_the_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is tried in vain, one older file is given up for it at most."""
+    path = tmp_path / "recording"
+    registry = CollectorRegistry()
+    recorder = new_recorder(path, registry=registry)
+    life = Life(small_fleet())
+    before = live(recorder, life, range(1, 5))
+    monkeypatch.setattr(os, "write", full_disk(after_bytes=30))
+    with structlog.testing.capture_logs() as logs:
+        live(recorder, life, range(5, 100))
+        monkeypatch.undo()
+        after = live(recorder, life, range(100, 150))
+    recorder.close()
+
+    assert [line["event"] for line in logs] == ["recording.paused", "recording.resumed"]
+    assert registry.get_sample_value("bigfleet_shard_recording_on") == 1
+    older, newer = cycles_of(numbered(path, 1)), cycles_of(path)
+    assert [cycle.cycle for cycle in older] == [cycle for cycle, _ in before]
+    assert newer[0].missed == newer[0].cycle - 5 == logs[1]["missed"] > 0
+    assert [cycle.cycle for cycle in newer] == [cycle for cycle, _ in after if cycle >= newer[0].cycle]
+    assert [cycle.missed for cycle in newer[1:]] == [0] * (len(newer) - 1)
+    assert not numbered(path, 2).exists()
 
 
 def test_a_defect_of_the_recorder_costs_the_recording_and_nothing_else(

@@ -122,7 +122,7 @@ def test_a_wrong_call_ends_with_2_and_one_line_that_names_the_flag(
 ) -> None:
     """Before anything is started."""
     started: list[object] = []
-    monkeypatch.setattr(runtime, "run_loop", started.append)
+    monkeypatch.setattr(runtime, "run_loop", lambda main, **_limits: started.append(main))
     monkeypatch.setattr(sys, "argv", ["bigfleet", "shard", *arguments])
     with pytest.raises(SystemExit) as ended:
         main.main()
@@ -204,7 +204,7 @@ def test_a_start_or_run_that_fails_ends_with_1(
     codes = []
     for end in (RunFault("the shard stopped by itself: no compiler"), 0):
 
-        def run(_main: object, end: RunFault | int = end) -> int:
+        def run(_main: object, end: RunFault | int = end, **_limits: float) -> int:
             if isinstance(end, RunFault):
                 raise end
             return end

@@ -29,7 +29,7 @@ from bigfleet.cli.pod_controller.command import PodControllerCommand, pod_contro
 from bigfleet.cli.provider.command import app as provider_app
 from bigfleet.cli.replay.command import replay
 from bigfleet.cli.runtime.program import run_program
-from bigfleet.cli.shard.command import ShardCommand, shard
+from bigfleet.cli.shard.command import app as shard_app
 from bigfleet.cli.sim.command import app as sim_app
 from bigfleet.cli.snapshot.command import app as snapshot_app
 from bigfleet.cli.up.command import up
@@ -45,7 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=SwitchCommand)(up)
-app.command(cls=ShardCommand)(shard)
+app.add_typer(shard_app, name="shard")
 app.command(cls=CoordinatorCommand)(coordinator)
 app.command(cls=OperatorCommand)(operator)
 app.command("pod-controller", cls=PodControllerCommand)(pod_controller)

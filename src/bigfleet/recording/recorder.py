@@ -1,9 +1,10 @@
 """Records what each cycle of a shard decided on and came to, off its loop (docs/adr/0134).
 
 `Recorder.take` hands over references to immutable values; a task has them written in a thread. When cycles
-come faster than they can be written some are left out, and the next one says how many. Whatever goes wrong ends the
-recording, with one line and a metric. Nothing here may hold up a cycle, change what it decides, or see what a provider
-or an operator is sent.
+come faster than they can be written some are left out, and the next one says how many. A disk that refuses a write
+pauses the recording; it resumes by itself in a new file, whose first record says how many cycles are missing. A defect
+of the recorder ends it. Nothing here may hold up a cycle, change what it decides, or see what a provider or an operator
+is sent.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from bigfleet.engine.decision import Decision
+from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.compute import Compute
 from bigfleet.recording.digest import Digester
 from bigfleet.recording.file import RecordingFile
@@ -25,6 +27,8 @@ from bigfleet.recording.values import CycleRecord, RecordingHead
 
 #: Cycles that wait to be written; another one is left out.
 WAITING_MAX: Final = 8
+#: A paused recording is tried again so long after the last failure.
+RETRY_NANOS: Final = 10 * NANOS_PER_SECOND
 #: A file is given up for a new one only when what differs takes as many times what a fresh record took.
 _WORTH_OF_FRESH: Final = 2
 
@@ -45,7 +49,9 @@ class Recorder:
         self._compute = compute
         self._cycles = Counter("bigfleet_shard_recorded_cycles", "Cycles recorded.", registry=registry)
         self._left_out = Counter(
-            "bigfleet_shard_recording_missed_cycles", "Cycles left out: the recorder was behind.", registry=registry
+            "bigfleet_shard_recording_missed_cycles",
+            "Cycles left out: the recorder was behind, or could not write.",
+            registry=registry,
         )
         self._bytes = Counter("bigfleet_shard_recording_bytes", "Bytes of recording written.", registry=registry)
         self._is_on = Gauge("bigfleet_shard_recording_on", "1 while cycles are recorded.", registry=registry)
@@ -61,6 +67,11 @@ class Recorder:
         self._encoder = msgspec.msgpack.Encoder()
         self._fresh_bytes = self._since_fresh_bytes = 0
         self._has_ended = False
+        #: When the last write failed, None while cycles are recorded; of the writer.
+        self._paused_unix_nanos: int | None = None
+        #: Cycles that the pause has cost, and whether a new file was begun for what comes after it.
+        self._gap = 0
+        self._has_new_file = False
 
     def take(self, asked: CycleInput, decision: Decision | None) -> None:
         """Have a cycle written some time, or leave it out; on the loop, some microseconds."""
@@ -90,20 +101,62 @@ class Recorder:
         """Write what waits, in the calling thread; no other call may run at the same time."""
         while self._waiting and not self._has_ended:
             asked, decision, missed = self._waiting.popleft()
+            if self._is_too_early(asked.at_unix_nanos):
+                self._lose(missed)
+                continue
             try:
-                self._write(asked, decision, missed)
+                self._resume()
+                self._write(asked, decision, missed + self._gap)
             except OSError as error:
-                self._end(error.strerror or str(error), "make room or choose another file, then restart the shard")
+                self._pause(asked.at_unix_nanos, error.strerror or str(error))
+                self._lose(missed)
             except Exception:
                 # Nothing of the recorder may cost a shard anything, whatever is wrong with it.
                 _log.exception("recording.failed", cycle=asked.cycle)
                 self._end("internal error of the recorder", "the shard is not affected; report the previous line")
+            else:
+                self._has_resumed()
 
     def close(self) -> None:
         """Write what waits and close the file; `run` must have ended."""
         self.write_waiting()
         self._has_ended = True
         self._file.close()
+
+    # ---- a disk that refuses -------------------------------------------------------------------------------------
+
+    def _is_too_early(self, now_unix_nanos: int) -> bool:
+        paused = self._paused_unix_nanos
+        # A wall clock that was set back must not make the pause longer.
+        return paused is not None and paused <= now_unix_nanos < paused + RETRY_NANOS
+
+    def _pause(self, now_unix_nanos: int, error: str) -> None:
+        if self._paused_unix_nanos is None:
+            self._is_on.set(0)
+            advice = "make room; the recording resumes by itself in a new file, and says how many cycles are missing"
+            _log.error("recording.paused", error=error, advice=advice)
+        self._paused_unix_nanos = now_unix_nanos
+
+    def _lose(self, missed: int) -> None:
+        """Count a cycle that is not written, and those that were left out before it."""
+        self._gap += missed + 1
+        self._left_out.inc()
+
+    def _resume(self) -> None:
+        """Begin a new file once for each pause, and a segment that needs nothing of before. Raises OSError."""
+        if self._paused_unix_nanos is None:
+            return
+        if not self._has_new_file:
+            self._file.rotate()
+            self._has_new_file = True
+        self._tracker.restart()
+
+    def _has_resumed(self) -> None:
+        if self._paused_unix_nanos is None:
+            return
+        _log.info("recording.resumed", missed=self._gap)
+        self._paused_unix_nanos, self._gap, self._has_new_file = None, 0, False
+        self._is_on.set(1)
 
     def _end(self, error: str, advice: str) -> None:
         self._has_ended = True

@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.planner.plan import plan
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.planner.test_best import tiny
 
 
@@ -33,6 +35,19 @@ def test_a_worker_compiles_its_loops_before_the_first_problem() -> None:
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+def test_the_end_does_not_wait_for_a_worker() -> None:
+    """A worker that compiles its loops, or plans, has nothing to keep: SIGTERM ends the shard meanwhile."""
+    workers = ProcessPlanWorkers(1)
+    busy = workers._started().submit(time.sleep, 100 * PATIENCE_SECONDS)
+    wait_until(busy.running, "the worker never begins")
+    ending = threading.Thread(target=workers.__exit__, args=(None, None, None), daemon=True)
+    ending.start()
+    ending.join(PATIENCE_SECONDS)
+
+    assert not ending.is_alive()
+    wait_until(busy.done, "the worker goes on")
 
 
 @pytest.mark.rule("shard 4.1/2")

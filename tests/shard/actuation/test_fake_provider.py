@@ -55,7 +55,7 @@ def test_a_wrong_call_ends_with_2_and_one_line(
 ) -> None:
     """Both providers or none, a number of machines that is none, and whoever would count on machines that are fake."""
     started: list[object] = []
-    monkeypatch.setattr(runtime, "run_loop", started.append)
+    monkeypatch.setattr(runtime, "run_loop", lambda main, **_limits: started.append(main))
     monkeypatch.setattr(sys, "argv", ["bigfleet", "shard", *arguments])
     with pytest.raises(SystemExit) as ended:
         main.main()

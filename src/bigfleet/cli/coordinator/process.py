@@ -15,12 +15,14 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, serve_http, stop_on_signals
+from bigfleet.cli.runtime.state_watch import StateWatch
+from bigfleet.cli.runtime.system import NOT_READY, SystemClock, ended_by_signals, serve_http, stop_on_signals
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
 from bigfleet.coordinator.stores.metered import MeteredStore
 from bigfleet.coordinator.stores.protocol import LeaderInfo
+from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.rpc.etcd.client import StoreTls
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -58,7 +60,6 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
     interpreter.settle()
-    stop = stop_on_signals()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
@@ -69,26 +70,27 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             return Figures() if replica is None else replica.figures()
 
         metrics = CoordinatorMetrics(registry, figures)
-        store = MeteredStore(
-            open_store(
-                place.store,
-                me=place.me,
-                tls=place.store_tls,
-                lease_ttl_seconds=place.lease_ttl_seconds,
-                clock=clock,
-            ),
-            metrics,
-            clock,
+        stack.enter_context(
+            ended_by_signals(lambda: _log.info("coordinator.stopped", replica=place.me.replica, during="start"))
         )
+        opened = open_store(
+            place.store, me=place.me, tls=place.store_tls, lease_ttl_seconds=place.lease_ttl_seconds, clock=clock
+        )
+        store = MeteredStore(opened, metrics, clock)
         stack.push_async_callback(store.close)
+        stop = stop_on_signals()
         replica = Replica(
             store, clock=clock, settings=settings, metrics=metrics, export_to=place.export, compute=asyncio.to_thread
         )
         server = _grpc_server(replica, clock, metrics, registry, place.tls)
         ready = replica
+        watch = StateWatch(
+            opened.file_fault if isinstance(opened, SqliteStateStore) else lambda: "", registry, "bigfleet_coordinator"
+        )
+        await stack.enter_async_context(watch.watching(clock))
         # Before gRPC, whose server would have to be stopped if this failed.
         await stack.enter_async_context(
-            serve_http(place.metrics_address, registry, lambda: "" if ready.is_ready else NOT_READY)
+            serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if ready.is_ready else NOT_READY))
         )
         try:
             bound = await server.start(*place.listen_address)

@@ -3,7 +3,7 @@
 Nothing here parses arguments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
@@ -12,17 +12,17 @@ from typer.core import TyperCommand, TyperGroup
 _SENTENCE_CHARACTERS_MAX: Final = 400
 
 
-class HelpCommand(TyperCommand):
-    """A command whose options stand under headings."""
+class _Sections:
+    """Writes options under headings."""
 
     #: Heading, and the options under it; the others stand under "Options", which comes last.
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType({})
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:
+    def _write_options(self, ctx: Any, parameters: Sequence[Any], formatter: Any) -> None:
         """Write arguments and options. Typer keeps the types of its parameters to itself."""
         titles = {option: title for title, options in self.sections.items() for option in options}
         grouped: dict[str, list[tuple[str, str]]] = {"Arguments": [], **{title: [] for title in self.sections}}
-        for parameter in self.get_params(ctx):
+        for parameter in parameters:
             record = parameter.get_help_record(ctx)
             if record is not None:
                 rest = "Arguments" if parameter.param_type_name == "argument" else "Options"
@@ -33,8 +33,21 @@ class HelpCommand(TyperCommand):
                     formatter.write_dl(records)
 
 
-class HelpGroup(TyperGroup):
-    """A group whose help has the whole first sentence of each subcommand."""
+class HelpCommand(_Sections, TyperCommand):
+    """A command whose options stand under headings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        self._write_options(ctx, self.get_params(ctx), formatter)
+
+
+class HelpGroup(_Sections, TyperGroup):
+    """A group whose help has the whole first sentence of each subcommand, and its options under headings."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments, options and subcommands."""
+        self._write_options(ctx, self.get_params(ctx), formatter)
+        self.format_commands(ctx, formatter)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the subcommands."""

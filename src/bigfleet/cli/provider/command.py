@@ -7,13 +7,14 @@ a clean stop. A real backend is never silently a fake one.
 import functools
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.provider.admin import app as admin_app
+from bigfleet.cli.provider.backup import backup
 from bigfleet.cli.provider.fault import fault
 from bigfleet.cli.provider.flags import ProviderCommand, ProviderFlags, provider_command
 from bigfleet.cli.provider.new import new
@@ -21,11 +22,9 @@ from bigfleet.cli.provider.partitioned import partitioned
 from bigfleet.cli.provider.serve import serve
 from bigfleet.cli.runtime.failures import UsageFault
 
-if TYPE_CHECKING:
-    pass
-
 app = typer.Typer(cls=HelpGroup, help="Run, write or administer a capacity provider.", no_args_is_help=True)
 app.add_typer(admin_app, name="admin")
+app.command(cls=SwitchCommand)(backup)
 app.command(cls=ProviderCommand)(fault)
 app.command(cls=SwitchCommand)(new)
 app.command(cls=ProviderCommand)(partitioned)

@@ -22,7 +22,16 @@ from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.interpreter import TURN_SECONDS
 from bigfleet.cli.runtime.large_memory import keep_large_memory
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve_http, stop_on_signals, system_rng
+from bigfleet.cli.runtime.state_watch import StateWatch
+from bigfleet.cli.runtime.system import (
+    NOT_READY,
+    SystemClock,
+    SystemIds,
+    ended_by_signals,
+    serve_http,
+    stop_on_signals,
+    system_rng,
+)
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready
 from bigfleet.provider.backends.fake import fake_slot
 from bigfleet.provider.inventory.offerings import OfferingsUnreadable, read_offerings
@@ -55,6 +64,11 @@ async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate
 
     Raises UsageFault or RunFault.
     """
+    with ended_by_signals(lambda: _log.info("provider.stopped", during="start")):
+        return await _serve_place(place, options, open_substrate)
+
+
+async def _serve_place(place: ProviderPlace, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
     store: SqliteProviderStore | MemoryStore = MemoryStore()
     if place.state_path is not None:
         store = SqliteProviderStore(place.state_path, is_power_safe=place.is_power_safe)
@@ -147,12 +161,16 @@ async def serve_substrate(
         tls=place.tls,
         gate=gate,
     )
-    stop = stop_on_signals()
+    watch = StateWatch(
+        store.file_fault if isinstance(store, SqliteProviderStore) else lambda: "", registry, "bigfleet_provider"
+    )
     try:
         await _start(core)
+        stop = stop_on_signals()
         substrate.take_offers(core.offered)
         async with (
-            serve_http(place.metrics_address, registry, lambda: "" if core.is_ready else NOT_READY),
+            watch.watching(clock),
+            serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if core.is_ready else NOT_READY)),
             serve_admin(place.state_path, core.administration, substrate.status),
             _read_again(place, core, substrate),
         ):

@@ -1,7 +1,7 @@
 """Keeps the recorder of a shard process: opened before the shard starts, written off its loop, closed after it stopped.
 
-docs/adr/0134-a-recording-is-what-the-engine-saw.md. A file that cannot be used is a mistake at the start; whatever goes
-wrong later ends the recording and never the shard.
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. A file that cannot be used is a mistake at the start; what goes
+wrong later pauses or ends the recording and never the shard.
 """
 
 import asyncio

@@ -62,7 +62,7 @@ def verdict_text(verdicts: Sequence[tuple[int, ReplayVerdict]], *, missed: int) 
     differing = [cycle for cycle, verdict in verdicts if verdict is ReplayVerdict.DIFFERENT]
     text = f"{count:,} {'cycle' if count == 1 else 'cycles'}"
     if missed:
-        text += f" ({missed:,} more were not recorded: they came faster than they could be written)"
+        text += f" ({missed:,} more were not recorded: the disk took them too slowly or not at all)"
     if not differing:
         return f"{text}: {'decided' if count == 1 else 'every one decided'} as it was recorded."
     named = ", ".join(map(str, differing[:NAMED_MAX]))

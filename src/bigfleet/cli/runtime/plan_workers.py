@@ -67,8 +67,15 @@ class ProcessPlanWorkers:
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
         pool, self._pool = self._pool, None
-        if pool is not None:
-            pool.shutdown(wait=True, cancel_futures=True)
+        if pool is None:
+            return
+        # Ended, not waited for: a worker that compiles its loops takes half a minute, and has nothing to keep.
+        workers = list(pool._processes.values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
 
 
 def _work_on(problem: "Problem | None") -> "Composition | None":

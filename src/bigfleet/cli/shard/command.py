@@ -1,9 +1,10 @@
-"""Defines `bigfleet shard`: its flags, checked one by one, and what they mean to the process.
+"""Defines `bigfleet shard` and `bigfleet shard backup`: flags, checked one by one, and what they mean to the process.
 
 docs/spec/shard.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean stop. The
 process itself is put together in `bigfleet.cli.shard.process`.
 """
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.flags.switches import SwitchCommand, SwitchGroup
 from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import (
     check_dialable,
@@ -25,7 +26,7 @@ from bigfleet.cli.flags.values import (
     parse_positive_duration_seconds,
     parse_size_bytes,
 )
-from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.model.ids import ShardId, identifier_fault
 from bigfleet.model.ownership import Base
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 #: What a new state file owns before a coordinator has spoken.
 OWNERSHIP = {"all": Base.ALL, "assigned": Base.DOMAINS}
+#: How long threads may take to end when the shard has stopped.
+THREADS_SECONDS_MAX = 0.5
 #: The kit looks through them on the shard's own loop, a second for these; more want a provider of their own.
 FAKE_SLOTS_MAX = 10_000
 
@@ -180,8 +183,8 @@ _LogLevel = Annotated[
 ]
 
 
-class ShardCommand(SwitchCommand):
-    """The command, with its options under headings."""
+class ShardCommand(SwitchGroup):
+    """The command, with its options under headings; without a subcommand it runs a shard."""
 
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         {
@@ -422,16 +425,49 @@ class ShardFlags:
             raise UsageFault(f"--cluster-policy {fault}") from fault
 
 
+app = typer.Typer(cls=ShardCommand, invoke_without_command=True)
+
+
 # Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
 # Nothing but the signature is taken from the class: name and help stay the function's.
 @wraps(ShardFlags, assigned=(), updated=())
 def shard(**given: Any) -> None:
-    """Run one shard."""
+    """Run one shard, or back up its state."""
     from bigfleet.cli.runtime.system import configure_logging, run_loop
     from bigfleet.cli.shard.process import serve_shard
 
+    context = given.pop("context")
+    if context.invoked_subcommand is not None:
+        context.obj = given["data_dir"]
+        return
     flags = ShardFlags(**given)
     flags.check()
     settings, place = flags.settings(), flags.place()
     configure_logging("shard", flags.log_level)
-    raise typer.Exit(run_loop(lambda: serve_shard(place, settings)))
+    # All files are closed by then: a thread that still runs loads kernels, or decides what nobody waits for.
+    raise typer.Exit(run_loop(lambda: serve_shard(place, settings), threads_seconds_max=THREADS_SECONDS_MAX))
+
+
+_CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+_FLAGS = inspect.signature(ShardFlags)
+shard.__signature__ = _FLAGS.replace(parameters=[_CONTEXT, *_FLAGS.parameters.values()])  # type: ignore[attr-defined]
+app.callback(cls=ShardCommand, invoke_without_command=True)(shard)
+
+
+@app.command(cls=SwitchCommand)
+def backup(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to create; must not exist.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Directory of the state file shard.db; data by default.")
+    ] = None,
+) -> None:
+    """Copy shard.db to a new file, also while the shard runs."""
+    from bigfleet.shard.ownership.state_file import back_up_state
+    from bigfleet.state_files.backup import BackupFault
+
+    try:
+        size_bytes = back_up_state(context.obj if data_dir is None else data_dir, file)
+    except BackupFault as fault:
+        raise RunFault(str(fault)) from fault
+    typer.echo(f"{file}: {size_bytes:,} bytes")

@@ -22,7 +22,8 @@ from bigfleet.cli.replay.recorder import open_recorder
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, serve_http, stop_on_signals
+from bigfleet.cli.runtime.state_watch import StateWatch
+from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, ended_by_signals, serve_http, stop_on_signals
 from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
@@ -60,11 +61,11 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
     """
     clock = SystemClock()
     interpreter.settle()
-    stop = stop_on_signals()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     async with AsyncExitStack() as stack:
+        stack.enter_context(ended_by_signals(lambda: _log.info("shard.stopped", shard=place.shard_id, during="start")))
         state_file = _open_state(place, clock, stack)
         audit_file = _open_audit(place)
         if audit_file is not None:
@@ -106,13 +107,16 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
         await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard))
+        watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
+        await stack.enter_async_context(watch.watching(clock))
+        stop = stop_on_signals()
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
         await stack.enter_async_context(
-            serve_http(place.metrics_address, registry, partial(_readiness, shard, engines))
+            serve_http(place.metrics_address, registry, partial(_readiness, shard, engines, watch))
         )
         _log.info("shard.started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
@@ -121,9 +125,9 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
     return 0
 
 
-def _readiness(shard: Shard, engines: ShardEngines) -> str:
+def _readiness(shard: Shard, engines: ShardEngines, watch: StateWatch) -> str:
     """Return why the shard is not ready, "" when it is."""
-    return engines.why_waiting or ("" if shard.is_ready else NOT_READY)
+    return watch.fault or engines.why_waiting or ("" if shard.is_ready else NOT_READY)
 
 
 async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:

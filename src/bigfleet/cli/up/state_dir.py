@@ -20,6 +20,7 @@ import msgspec
 
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.up.settings import RunIdentity
+from bigfleet.state_files.private import make_directory
 
 FORMAT: Final = 1
 _MARKER: Final = "bigfleet-up.json"
@@ -95,7 +96,7 @@ class StateDir:
         Raises UsageFault when it is not ours or was made for another run, RunFault when another process has it.
         """
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            make_directory(path)
             strangers = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK)
         except OSError as error:
             raise UsageFault(f"--state-dir: {path}: {error.strerror}; name a directory that can be written") from error

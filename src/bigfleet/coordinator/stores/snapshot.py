@@ -19,6 +19,7 @@ from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_
 from bigfleet.coordinator.stores.protocol import TERM_MAX, TERM_STEP
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
 from bigfleet.model.clock import NANOS_PER_SECOND
+from bigfleet.state_files.private import make_directory, make_file
 
 SCHEMA: Final = 1
 PIECE_BYTES: Final = 1024 * 1024
@@ -161,9 +162,9 @@ def write_snapshot(folder: Path, snapshot: TablesSnapshot) -> None:
     """
     beside = folder.with_name(f".{folder.name}.part")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(folder.parent)
         shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir()
+        make_directory(beside)
         _write_synced(beside / META_FILE, snapshot.meta_json)
         _write_synced(beside / STATE_FILE, snapshot.document)
         _sync_directory(beside)
@@ -200,6 +201,7 @@ def export(directory: Path, snapshot: TablesSnapshot, *, keep: int) -> Path:
 
 
 def _write_synced(path: Path, content: bytes) -> None:
+    make_file(path)
     with path.open("wb") as file:
         file.write(content)
         file.flush()

@@ -17,6 +17,8 @@ from bigfleet.coordinator.commands import Command, edits
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
 from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, Leadership, NotLeader, StoreUnavailable
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
+from bigfleet.state_files.private import make_directory, make_file, warn_of_loose_modes
+from bigfleet.state_files.watch import FileWatch
 
 SCHEMA_VERSION: Final = 1
 #: Marks the file as ours in its header: "BFCO".
@@ -53,12 +55,21 @@ class SqliteStateStore:
         except (UnreadableRow, sqlite3.Error) as error:
             self._connection.close()
             raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start empty") from error
+        self._watch = FileWatch(path)
+        warn_of_loose_modes((path, _holder_file(path)))
+
+    def file_fault(self) -> str:
+        """Return what happened to the file on disk, "" while it is the one that this process opened."""
+        return self._watch.fault()
 
     async def campaign(self) -> Leadership:
         """Raise the term and lead: no other process has the file."""
         self._lost.clear()
         self._is_leading = True
-        return Leadership(self._put_term(self._term() + 1), self._tables)
+        term = self._put_term(self._term() + 1)
+        # The file alone then holds the term and all rows, also in a copy without its log.
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return Leadership(term, self._tables)
 
     async def lost(self) -> str:
         """Wait until `resign` or `close`; the file cannot be taken away."""
@@ -128,6 +139,9 @@ class SqliteStateStore:
         return term
 
     def _write(self, written: Iterable[Edit], *, term: int | None = None) -> None:
+        fault = self.file_fault()
+        if fault:
+            raise StoreUnavailable(fault)
         try:
             with self._connection as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -147,7 +161,8 @@ class SqliteStateStore:
 
 def _opened(path: Path) -> sqlite3.Connection:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
+        make_file(path)
         connection = sqlite3.connect(path, isolation_level=None, timeout=0)
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
@@ -158,6 +173,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=FULL")
         _check(connection, path)
         connection.execute("PRAGMA journal_mode=WAL")
+        make_file(_holder_file(path))
         _holder_file(path).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
     except BaseException as error:
         connection.close()
@@ -172,6 +188,8 @@ def _opened(path: Path) -> sqlite3.Connection:
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Take the lock, check the file, and make the schema in a new one. Raises StoreFault, sqlite3.Error."""
     with connection:
+        # Also after SQLite took back what a killed first start left: then there is no page.
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
         connection.execute("BEGIN IMMEDIATE")
         (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if damage != "ok":
@@ -180,6 +198,11 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if pages and not tables:
+            raise StoreFault(
+                f"{path}: has no tables: it was copied without its -wal file, or is damaged; move it away, then "
+                "restore a snapshot or start empty"
+            )
         if not tables:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)

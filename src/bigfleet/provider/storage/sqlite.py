@@ -22,6 +22,9 @@ from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.codec import decode_record, encode_operation, encode_record
 from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.provider.storage.view import Tombstone
+from bigfleet.state_files.backup import BackupFault, back_up
+from bigfleet.state_files.private import make_file, warn_of_loose_modes
+from bigfleet.state_files.watch import FileWatch
 
 SCHEMA_VERSION: Final = 2
 #: Marks the file as ours in its header: "BFPR".
@@ -48,13 +51,19 @@ _MIGRATIONS: Final = {
     1: "CREATE TABLE secrets (machine_id TEXT PRIMARY KEY, operation_id TEXT NOT NULL, sealed BLOB NOT NULL) "
     "WITHOUT ROWID",
 }
+#: A first start that was killed leaves no page at all.
+_NO_TABLES: Final = (
+    "has no tables: it was copied without its -wal file, or is damaged; copy the file of a stopped provider, use "
+    "bigfleet provider backup, or move the file away to start empty"
+)
 
 
 class FileLock:
     """An exclusive lock beside a state file, with the holder's name in it."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        #: The file that is locked; a state that loses it can be opened by a second process.
+        self.path = path
         self._file: IO[str] | None = None
 
     @property
@@ -65,16 +74,16 @@ class FileLock:
     def acquire(self) -> None:
         """Take the lock. Raises StartRefused naming the holder, or why the file cannot be opened."""
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartRefused(f"{self._path}: {error.strerror}; the state needs a directory to write in") from error
+            raise StartRefused(f"{self.path}: {error.strerror}; the state needs a directory to write in") from error
         handle = os.fdopen(descriptor, "r+")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = handle.read(256).strip() or "another process"
             handle.close()
-            state = self._path.with_suffix("")
+            state = self.path.with_suffix("")
             raise StartRefused(f"{state} is in use by {holder}; stop it, or choose another file") from error
         handle.seek(0)
         handle.truncate()
@@ -97,6 +106,11 @@ class SqliteProviderStore:
         self._is_power_safe = is_power_safe
         self._lock = FileLock(path.with_name(path.name + ".lock"))
         self._connection: sqlite3.Connection | None = None
+        self._watch: FileWatch | None = None
+
+    def file_fault(self) -> str:
+        """Return what happened to the files on disk, "" while they are those that this process opened."""
+        return self._watch.fault() if self._watch is not None else ""
 
     def lock(self) -> None:
         """Take the file for this process, if that was not done. Raises StartRefused naming the holder."""
@@ -114,10 +128,10 @@ class SqliteProviderStore:
 
     def _load(self, new_incarnation: bytes) -> Loaded:
         try:
+            make_file(self._path)
             # Rows are read by one thread and written by another, never by two at once.
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._connection = connection
-            connection.execute("PRAGMA journal_mode=WAL")
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
             self._check(connection)
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -125,7 +139,16 @@ class SqliteProviderStore:
                 _create_schema(connection, new_incarnation)
             elif version < SCHEMA_VERSION:
                 _migrate(connection, version)
-            return _read(connection)
+            # Not before the schema: a new file has all of it or no page at all.
+            connection.execute("PRAGMA journal_mode=WAL")
+            loaded = _read(connection)
+            # What was committed so far is then in the file alone, also in a copy without its log.
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._watch = FileWatch(self._path, self._lock.path)
+            warn_of_loose_modes((self._path, self._lock.path))
+            return loaded
+        except OSError as error:
+            raise StartRefused(f"{self._path}: {error.strerror}; the state needs a file to write to") from error
         except sqlite3.Error as error:
             raise StartRefused(f"{self._path}: {error}; restore it from a backup or move it away") from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -137,6 +160,8 @@ class SqliteProviderStore:
         is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if application != _APPLICATION_ID and not (is_empty and version == 0):
             raise StartRefused(f"{self._path}: this is no provider state; choose another file")
+        if is_empty and connection.execute("PRAGMA page_count").fetchone()[0]:
+            raise StartRefused(f"{self._path}: {_NO_TABLES}")
         if version > SCHEMA_VERSION:
             raise StartRefused(
                 f"{self._path}: written by a newer BigFleet (schema {version}, this one reads {SCHEMA_VERSION}); "
@@ -151,6 +176,9 @@ class SqliteProviderStore:
         connection = self._connection
         if connection is None:
             raise StoreDown(f"{self._path} is closed")
+        fault = self.file_fault()
+        if fault:
+            raise StoreDown(fault)
         try:
             connection.execute("BEGIN IMMEDIATE")
             _write(connection, batch)
@@ -171,6 +199,17 @@ class SqliteProviderStore:
             self._connection.close()
             self._connection = None
         self._lock.release()
+
+
+def back_up_provider(state: Path, target: Path) -> int:
+    """Copy a state file to a new file, also while a provider uses it; return the size in bytes. Raises BackupFault."""
+
+    def finish(copy: sqlite3.Connection) -> None:
+        application = copy.execute("PRAGMA application_id").fetchone()[0]
+        if application != _APPLICATION_ID:
+            raise BackupFault(f"{state}: this is no provider state; name the file of --state")
+
+    return back_up(state, target, finish)
 
 
 def _create_schema(connection: sqlite3.Connection, incarnation: bytes) -> None:

@@ -6,7 +6,7 @@ what is owned, and damaged content is never recreated or skipped.
 """
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,11 @@ class OwnershipFile:
     Invariant: `owned`, `reservations` and `accepted_term` are what a process that opens the file now would read.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
-        """Read everything. Raises DamagedRow."""
+    def __init__(self, connection: sqlite3.Connection, path: Path, fault: Callable[[], str] = lambda: "") -> None:
+        """Read everything. `fault` returns why the file on disk is not this one any more. Raises DamagedRow."""
         self._connection = connection
         self._path = path
+        self._fault = fault
         self.owned, reservations, self.accepted_term = _read(connection)
         #: By machine.
         self.reservations: Mapping[MachineId, Reservation] = reservations
@@ -100,6 +101,9 @@ class OwnershipFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
+        fault = self._fault()
+        if fault:
+            raise OwnershipNotWritten(fault)
         try:
             self._connection.execute("BEGIN IMMEDIATE")
             try:

@@ -1,8 +1,8 @@
 """Stores a shard's epoch and what it owns in a SQLite file that one process locks.
 
 docs/spec/shard.md §2. Each start commits epoch + 1 before anything is served, so that a predecessor is fenced. A file
-of an older schema is brought up to this one in the same transaction. A file that is damaged, of a newer schema or held
-by another process ends the start; it is never recreated silently.
+of an older schema is brought up to this one in the same transaction. A file that is damaged, copied without its
+write-ahead log, of a newer schema or held by another process ends the start; it is never recreated silently.
 """
 
 import fcntl
@@ -16,6 +16,9 @@ from typing import IO, Self
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ownership import Base
 from bigfleet.shard.ownership.ownership_file import DamagedRow, OwnershipFile, make_tables
+from bigfleet.state_files.backup import BackupFault, back_up
+from bigfleet.state_files.private import make_directory, make_file, warn_of_loose_modes
+from bigfleet.state_files.watch import FileWatch
 
 #: 1 held the epoch alone, 2 also what the shard owns.
 SCHEMA = 2
@@ -24,7 +27,14 @@ LOCK_NAME = "shard.lock"
 #: The largest number that fits the wire's int64.
 EPOCH_MAX = 2**63 - 1
 
+#: Row of `meta` in a backup: the first start after a restore outranks every start since the backup.
+BACKUP_KEY = "backup"
+
 _REMEDY = "restore the file from a backup, or move it away: a new one starts at a higher epoch"
+_NO_META = (
+    "has no meta row: it was copied without its -wal file, or is damaged; copy a file of a stopped shard, use "
+    "bigfleet shard backup, or move the file away to start a new shard"
+)
 
 
 class StateFileFault(Exception):
@@ -34,9 +44,12 @@ class StateFileFault(Exception):
 class StateFile:
     """The open state file of one shard process; a context manager that closes it."""
 
-    def __init__(self, connection: sqlite3.Connection, lock: IO[str], epoch: int, ownership: OwnershipFile) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, lock: IO[str], epoch: int, ownership: OwnershipFile, watch: FileWatch
+    ) -> None:
         self._connection = connection
         self._lock = lock
+        self._watch = watch
         #: The epoch of this process, committed.
         self.epoch = epoch
         #: What the shard owns, and the term that it has accepted.
@@ -50,7 +63,7 @@ class StateFile:
         predecessors; `new_file_owns` is its base, and no other file's. Raises StateFileFault.
         """
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             lock = _lock(directory / LOCK_NAME)
         except OSError as error:
             raise StateFileFault(
@@ -60,17 +73,32 @@ class StateFile:
         with ExitStack() as on_fault:
             on_fault.callback(lock.close)
             try:
+                make_file(path)
                 connection = on_fault.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
-                connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute("PRAGMA synchronous=FULL")
                 epoch = _raise_epoch(connection, path, shard_id, clock, new_file_owns)
-                ownership = OwnershipFile(connection, path)
+                # Not before the first transaction: a new file has its rows or no page at all.
+                connection.execute("PRAGMA journal_mode=WAL")
+                watch = FileWatch(path, directory / LOCK_NAME)
+                ownership = OwnershipFile(connection, path, watch.fault)
+                # The file alone then holds the epoch, also in a copy without its log. SQLite refuses it until tables
+                # have been read.
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                # The log is there now, and is remembered too.
+                watch.fault()
+            except OSError as error:
+                raise StateFileFault(f"{path}: {error.strerror}; check its disk and its mode") from error
             except DamagedRow as error:
                 raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
             except sqlite3.DatabaseError as error:
                 raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
             on_fault.pop_all()
-        return cls(connection, lock, epoch, ownership)
+        warn_of_loose_modes((directory, path, directory / LOCK_NAME))
+        return cls(connection, lock, epoch, ownership, watch)
+
+    def fault(self) -> str:
+        """Return what happened to the files on disk, "" while they are those that this process opened."""
+        return self._watch.fault()
 
     def close(self) -> None:
         """Close the file and let go of the lock."""
@@ -86,8 +114,28 @@ class StateFile:
         self.close()
 
 
+def back_up_state(directory: Path, target: Path) -> int:
+    """Copy the state file in `directory` to a new file, also while a shard uses it; return the size in bytes.
+
+    Raises BackupFault.
+    """
+    source = directory / FILE_NAME
+
+    def finish(copy: sqlite3.Connection) -> None:
+        tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        stored = dict(copy.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
+        if not stored:
+            raise BackupFault(f"{source}: {_NO_META}")
+        if not _is_number(stored.get("epoch", "")):
+            raise BackupFault(f"{source}: has no readable epoch; no backup was made")
+        copy.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (BACKUP_KEY,))
+
+    return back_up(source, target, finish)
+
+
 def _lock(path: Path) -> IO[str]:
-    lock = path.open("a+")
+    make_file(path)
+    lock = path.open("r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -95,13 +143,16 @@ def _lock(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StateFileFault(f"{path}: held by process {holder}; stop it, or choose another --data-dir") from error
-    lock.truncate(0)
+    lock.seek(0)
+    lock.truncate()
     lock.write(f"{os.getpid()}\n")
     lock.flush()
     return lock
 
 
 def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, clock: Clock, new_file_owns: Base) -> int:
+    # Also after SQLite took back what a killed first start left: then there is no page.
+    has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
     connection.execute("BEGIN IMMEDIATE")
     damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
@@ -114,8 +165,13 @@ def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, cloc
     if stored:
         _check(stored, path, shard_id)
         epoch = int(stored["epoch"]) + 1
+        if BACKUP_KEY in stored:
+            epoch = max(epoch, clock.unix_nanos() // NANOS_PER_SECOND)
+            connection.execute("DELETE FROM meta WHERE key = ?", (BACKUP_KEY,))
         # A shard without ownership in its file took everything for its own.
         base = Base.ALL
+    elif has_pages:
+        raise StateFileFault(f"{path}: {_NO_META}")
     else:
         base = new_file_owns
         epoch = max(1, clock.unix_nanos() // NANOS_PER_SECOND)

@@ -18,6 +18,7 @@ from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import StartRefused
 from bigfleet.provider.storage.codec import decode_record
 from bigfleet.provider.storage.sqlite import SCHEMA_VERSION as STATE_SCHEMA_VERSION
+from bigfleet.state_files.private import make_file, warn_of_loose_modes
 
 _SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x42465054
@@ -77,21 +78,25 @@ class SqliteInstanceBook:
     def load(self) -> dict[str, StoredChoice]:
         """Open the file and read it. Raises StartRefused naming the file and the finding."""
         try:
+            make_file(self._path)
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._connection = connection
-            connection.execute("PRAGMA journal_mode=WAL")
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
             self._prepare(connection)
+            # Not before the schema: a new file has all of it or no page at all.
+            connection.execute("PRAGMA journal_mode=WAL")
+            warn_of_loose_modes((self._path,))
             rows = connection.execute("SELECT machine_id, row FROM rooms")
             return {machine_id: msgspec.json.decode(row, type=StoredChoice) for machine_id, row in rows}
-        except (sqlite3.Error, msgspec.MsgspecError) as error:
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             self.close()
             raise StartRefused(f"{self._path}: {error}; restore it from a backup together with the state") from error
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]
-        if version == 0 and application == 0:
+        has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
+        if not has_pages:
             connection.execute("BEGIN EXCLUSIVE")
             connection.execute("CREATE TABLE rooms (machine_id TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
             connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")

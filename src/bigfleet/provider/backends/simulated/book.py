@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from bigfleet.provider.records.refusal import StartRefused
+from bigfleet.state_files.private import make_file, warn_of_loose_modes
 
 _SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x4246434C
@@ -119,22 +120,26 @@ class SqliteHostBook:
     def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
         """Open the file and read it. Raises StartRefused naming the file and the finding."""
         try:
+            make_file(self._path)
             connection = sqlite3.connect(self._path, isolation_level=None)
             self._connection = connection
-            connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
             self._prepare(connection, now_unix_nanos)
+            # Not before the schema: a new file has all of it or no page at all.
+            connection.execute("PRAGMA journal_mode=WAL")
+            warn_of_loose_modes((self._path,))
             began = connection.execute("SELECT value FROM meta WHERE key = 'began_unix_nanos'").fetchone()[0]
             rows = connection.execute("SELECT id, entry FROM machines ORDER BY id")
             return int(began), {machine_id: msgspec.json.decode(row, type=Entry) for machine_id, row in rows}
-        except (sqlite3.Error, msgspec.MsgspecError) as error:
+        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
             self.close()
             raise StartRefused(f"{self._path}: {error}; move it away to begin a new world") from error
 
     def _prepare(self, connection: sqlite3.Connection, now_unix_nanos: int) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]
-        if version == 0 and application == 0:
+        has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
+        if not has_pages:
             connection.execute("BEGIN EXCLUSIVE")
             connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
             connection.execute("CREATE TABLE machines (id TEXT PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID")

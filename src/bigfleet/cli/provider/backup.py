@@ -1,0 +1,40 @@
+"""Defines `bigfleet provider backup`: copies a provider's state, also while the provider runs.
+
+docs/spec/provider.md §11. Exit 0 for a whole backup, 1 for none, 2 for a wrong call. The state file itself is copied
+first, so that what the other files know is never older than what it knows.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bigfleet.cli.runtime.failures import RunFault
+
+#: Files beside a state file that belong to it: the rooms of partitioned hosts, and a simulated cloud.
+BESIDE = (".rooms", ".cloud")
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to create; must not exist.")],
+    state: Annotated[Path, typer.Option("--state", metavar="FILE", help="State file of the provider.")],
+) -> None:
+    """Copy a provider's state to new files, also while the provider runs."""
+    from bigfleet.provider.storage.sqlite import back_up_provider
+    from bigfleet.state_files.backup import BackupFault, back_up
+
+    made: list[Path] = []
+    try:
+        sizes = {file: back_up_provider(state, file)}
+        made.append(file)
+        for suffix in BESIDE:
+            source, target = state.with_name(state.name + suffix), file.with_name(file.name + suffix)
+            if source.exists():
+                sizes[target] = back_up(source, target, lambda _copy: None)
+                made.append(target)
+    except BackupFault as fault:
+        for path in made:
+            path.unlink()
+        raise RunFault(str(fault)) from fault
+    for path, size_bytes in sizes.items():
+        typer.echo(f"{path}: {size_bytes:,} bytes")

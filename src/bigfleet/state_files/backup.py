@@ -1,0 +1,72 @@
+"""Copies a SQLite state file while its process runs, with SQLite's online backup.
+
+A backup is one file with mode 0600 that has everything committed before it began. It is checked before it gets its
+name, and it never overwrites a file.
+"""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+
+from bigfleet.state_files.private import FILE_MODE
+
+#: Checks the copy, and may write to it; raises BackupFault.
+Finish = Callable[[sqlite3.Connection], None]
+
+
+class BackupFault(Exception):
+    """There is no backup; the message names file, finding and remedy."""
+
+
+def back_up(source: Path, target: Path, finish: Finish) -> int:
+    """Copy a database to a new file and return its size in bytes. Raises BackupFault; then there is no file."""
+    if not source.is_file():
+        raise BackupFault(f"{source}: {'is no file' if source.exists() else 'does not exist'}; name a state file")
+    if os.path.lexists(target):
+        raise BackupFault(f"{target}: exists; name a new file")
+    part = target.with_name(f".{target.name}.part")
+    try:
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+    except OSError as error:
+        raise BackupFault(f"{target}: {error.strerror}; choose a directory that can be written") from error
+    try:
+        _copy(source, part, finish)
+        size_bytes = part.stat().st_size
+        _sync(part)
+        part.rename(target)
+        _sync(target.parent)
+    except sqlite3.Error as error:
+        raise BackupFault(f"{source}: {error}; no backup was made") from error
+    except OSError as error:
+        raise BackupFault(f"{target}: {error.strerror}; no backup was made") from error
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+    return size_bytes
+
+
+def _copy(source: Path, part: Path, finish: Finish) -> None:
+    # Not read-only: a log without its index could not be read. Not made: a wrong name must stay an error.
+    uri = f"{source.absolute().as_uri()}?mode=rw"
+    with (
+        closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as reading,
+        closing(sqlite3.connect(part, isolation_level=None)) as writing,
+    ):
+        reading.backup(writing)
+        # One file: without a log there is none to forget.
+        writing.execute("PRAGMA journal_mode=DELETE")
+        finding = writing.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if finding != "ok":
+            raise BackupFault(f"{source}: damaged: {finding}; no backup was made")
+        finish(writing)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from bigfleet.files.backup import BackupFault
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Base, Owned, OwnershipRow, OwnershipVersion, RowKind
 from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault, back_up_state
-from bigfleet.state_files.backup import BackupFault
 
 NOW_SECONDS = 1_800_000_000
 

@@ -20,8 +20,8 @@ def backup(
     state: Annotated[Path, typer.Option("--state", metavar="FILE", help="State file of the provider.")],
 ) -> None:
     """Copy a provider's state to new files, also while the provider runs."""
+    from bigfleet.files.backup import BackupFault, back_up
     from bigfleet.provider.storage.sqlite import back_up_provider
-    from bigfleet.state_files.backup import BackupFault, back_up
 
     made: list[Path] = []
     try:

@@ -463,8 +463,8 @@ def backup(
     ] = None,
 ) -> None:
     """Copy shard.db to a new file, also while the shard runs."""
+    from bigfleet.files.backup import BackupFault
     from bigfleet.shard.ownership.state_file import back_up_state
-    from bigfleet.state_files.backup import BackupFault
 
     try:
         size_bytes = back_up_state(context.obj if data_dir is None else data_dir, file)

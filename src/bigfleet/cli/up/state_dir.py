@@ -20,7 +20,7 @@ import msgspec
 
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.up.settings import RunIdentity
-from bigfleet.state_files.private import make_directory
+from bigfleet.files.private import make_directory
 
 FORMAT: Final = 1
 _MARKER: Final = "bigfleet-up.json"

@@ -18,8 +18,8 @@ import msgspec
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
 from bigfleet.coordinator.stores.protocol import TERM_MAX, TERM_STEP
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
+from bigfleet.files.private import make_directory, make_file
 from bigfleet.model.clock import NANOS_PER_SECOND
-from bigfleet.state_files.private import make_directory, make_file
 
 SCHEMA: Final = 1
 PIECE_BYTES: Final = 1024 * 1024

@@ -17,8 +17,8 @@ from bigfleet.coordinator.commands import Command, edits
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
 from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, Leadership, NotLeader, StoreUnavailable
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
-from bigfleet.state_files.private import make_directory, make_file, warn_of_loose_modes
-from bigfleet.state_files.watch import FileWatch
+from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes
+from bigfleet.files.watch import FileWatch
 
 SCHEMA_VERSION: Final = 1
 #: Marks the file as ours in its header: "BFCO".

@@ -15,6 +15,9 @@ from typing import IO, Final
 
 import msgspec
 
+from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.private import make_file, warn_of_loose_modes
+from bigfleet.files.watch import FileWatch
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Pushed, Record
 from bigfleet.provider.records.refusal import StartRefused, StoreDown
@@ -22,9 +25,6 @@ from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.codec import decode_record, encode_operation, encode_record
 from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.provider.storage.view import Tombstone
-from bigfleet.state_files.backup import BackupFault, back_up
-from bigfleet.state_files.private import make_file, warn_of_loose_modes
-from bigfleet.state_files.watch import FileWatch
 
 SCHEMA_VERSION: Final = 2
 #: Marks the file as ours in its header: "BFPR".

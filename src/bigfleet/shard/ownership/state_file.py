@@ -13,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes
+from bigfleet.files.watch import FileWatch
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ownership import Base
 from bigfleet.shard.ownership.ownership_file import DamagedRow, OwnershipFile, make_tables
-from bigfleet.state_files.backup import BackupFault, back_up
-from bigfleet.state_files.private import make_directory, make_file, warn_of_loose_modes
-from bigfleet.state_files.watch import FileWatch
 
 #: 1 held the epoch alone, 2 also what the shard owns.
 SCHEMA = 2

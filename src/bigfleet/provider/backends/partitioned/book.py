@@ -13,12 +13,12 @@ from typing import Final, Protocol
 
 import msgspec
 
+from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.backends.partitioned.ports import Carved
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import StartRefused
 from bigfleet.provider.storage.codec import decode_record
 from bigfleet.provider.storage.sqlite import SCHEMA_VERSION as STATE_SCHEMA_VERSION
-from bigfleet.state_files.private import make_file, warn_of_loose_modes
 
 _SCHEMA_VERSION: Final = 1
 _APPLICATION_ID: Final = 0x42465054

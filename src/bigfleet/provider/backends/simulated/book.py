@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.records.refusal import StartRefused
-from bigfleet.state_files.private import make_file, warn_of_loose_modes
 
 _SCHEMA_VERSION = 1
 _APPLICATION_ID = 0x4246434C

@@ -15,7 +15,7 @@ FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 
-_log = structlog.get_logger("bigfleet.state_files.private")
+_log = structlog.get_logger("bigfleet.files.private")
 
 
 def make_directory(path: Path) -> None:

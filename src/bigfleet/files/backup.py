@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from bigfleet.state_files.private import FILE_MODE
+from bigfleet.files.private import FILE_MODE
 
 #: Checks the copy, and may write to it; raises BackupFault.
 Finish = Callable[[sqlite3.Connection], None]

@@ -55,7 +55,7 @@ async def live_shard(world: World | None = None) -> AsyncIterator[LiveShard]:
         shardread_server.add_to_server(shardread_server.ShardReadServicer(world.shard, LoopClock()), server)
 
     services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
-    server = GrpcServer(services=services, register=register)
+    server = GrpcServer(services=services, register=register, receive_bytes_max=session_server.FRAME_BYTES_MAX)
     port = await server.start("127.0.0.1", 0)
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:

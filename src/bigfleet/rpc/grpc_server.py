@@ -72,8 +72,7 @@ class GrpcServer:
             ("grpc.so_reuseport", 0),
         ]
         self._tls = tls
-        interceptors = [IdentityInterceptor(gate or Gate())] if tls is not None else []
-        self._server = aio.server(interceptors=interceptors, options=options)
+        self._server = aio.server(interceptors=[IdentityInterceptor(gate or Gate())], options=options)
         self._services = tuple(services)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -329,14 +329,18 @@ async def test_the_rightful_cluster_keeps_its_session_when_another_claims_its_na
 
 @pytest.mark.rule("shard 10.1/2")
 @pytest.mark.parametrize("hello", [{"rollup": capacity_pb2.ClusterCapacityNeeds()}, {"hello": shard_pb2.Hello()}])
-async def test_a_session_is_judged_by_its_frame_before_its_certificate(
+async def test_a_session_is_judged_by_its_certificate_before_its_frame(
     certificates: Certificates, shard: SecureShard, hello: dict[str, Any]
 ) -> None:
-    """First frame, arguments, identity (docs/spec/wire.md §4)."""
+    """Identity, first frame, arguments (docs/spec/wire.md §4)."""
     async with shard.dial(certificates.files(ADMIN)) as live:
         peer = live.dial()
+        await peer.try_to_say(**hello)
+        assert (await peer.end())[0] in (Code.PERMISSION_DENIED, CROSSED[0])
+    async with shard.dial(certificates.files(CLUSTER)) as live:
+        peer = live.dial()
         await peer.say(**hello)
-        assert (await peer.end())[0] is Code.INVALID_ARGUMENT
+        assert (await peer.end())[0] is (Code.PERMISSION_DENIED if "hello" in hello else Code.INVALID_ARGUMENT)
 
 
 # ---- the provider -----------------------------------------------------------------------------------------------

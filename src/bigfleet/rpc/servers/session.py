@@ -38,6 +38,10 @@ _SERVICE = shard_pb2.DESCRIPTOR.services_by_name["Shard"]
 SERVICE_NAME = _SERVICE.full_name
 SESSION_METHOD = _SERVICE.methods_by_name["Session"].name
 HELLO_TIMEOUT_SECONDS = 10.0
+#: The first frame of a session, which comes from a peer whose cluster is not known yet.
+HELLO_BYTES_MAX = 64 * 1024
+#: Any frame of an operator; the largest roll-up that the bounds of docs/spec/wire.md §2 are used for has a few MiB.
+FRAME_BYTES_MAX = 32 * 1024 * 1024
 #: A stream that takes nothing for this long is given up (docs/spec/shard.md §10.4).
 WRITE_TIMEOUT_SECONDS = 60.0
 #: How long an ended stream may take its status; behind a peer that reads nothing it would wait for ever.
@@ -64,12 +68,15 @@ _Frames = AsyncIterator[bytes]
 class SessionServicer:
     """One shard's sessions over gRPC."""
 
-    def __init__(self, shard: Shard, gate: Gate | None = None) -> None:
+    def __init__(self, shard: Shard, gate: Gate | None = None, *, hello_bytes_max: int = HELLO_BYTES_MAX) -> None:
+        """`hello_bytes_max` bounds the first frame; the server's own limit bounds the others."""
         self._shard = shard
         self._gate = gate or Gate()
+        self._hello_bytes_max = hello_bytes_max
 
     async def Session(self, request_iterator: _Frames, context: _Context) -> None:
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
+        await self._admit(context)
         sessions = self._shard.sessions
         if not sessions.is_stopping:
             hello = await self._hello(request_iterator, context)
@@ -97,26 +104,52 @@ class SessionServicer:
         except TimeoutError:
             _log.info("session.status_undelivered", cluster=session.cluster, code=code.name)
 
+    async def _admit(self, context: _Context) -> None:
+        """Return when the peer may open sessions; no frame of another peer is read."""
+        try:
+            self._gate.check(context, SESSION)
+        except Denied as denied:
+            await self._refuse(context, denied)
+
+    async def _refuse(self, context: _Context, denied: Denied) -> None:
+        self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
+
     async def _hello(self, frames: _Frames, context: _Context) -> Hello:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
                 content = await anext(aiter(frames), None)
-            frame = operator_frame_from_bytes(content, None) if content is not None else None
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 10 s")
-        except (DecodeError, MalformedMessage) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first frame could not be read: {error}")
-        if not isinstance(frame, Hello):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session must be hello")
-        fault = identifier_fault(frame.cluster_id)
-        if fault is not None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {fault}")
+        frame, code, fault = _read_hello(content, self._hello_bytes_max)
+        # The bytes are not kept for as long as the status takes.
+        del content
+        if frame is None:
+            await context.abort(code, fault)
+            raise AssertionError("abort always raises")
         try:
             self._gate.check_cluster(context, frame.cluster_id)
         except Denied as denied:
-            self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
+            await self._refuse(context, denied)
+        wrong = identifier_fault(frame.cluster_id)
+        if wrong is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {wrong}")
         return frame
+
+
+def _read_hello(content: bytes | None, bytes_max: int) -> tuple[Hello | None, grpc.StatusCode, str]:
+    """Return the Hello of the first frame; without one, the status and text for the peer."""
+    size_bytes = len(content) if content is not None else 0
+    if size_bytes > bytes_max:
+        text = f"the first frame has {size_bytes} bytes, at most {bytes_max} are read"
+        return None, grpc.StatusCode.RESOURCE_EXHAUSTED, text
+    try:
+        frame = operator_frame_from_bytes(content, None) if content is not None else None
+    except (DecodeError, MalformedMessage) as error:
+        return None, grpc.StatusCode.INVALID_ARGUMENT, f"the first frame could not be read: {error}"
+    if not isinstance(frame, Hello):
+        return None, grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session must be hello"
+    return frame, grpc.StatusCode.OK, ""
 
 
 class _Stream:

@@ -19,6 +19,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, Counter
 
 from bigfleet.model.ids import identifier_fault
+from bigfleet.rpc.aborted_calls import release_frames
 from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of_pem
 
 SCHEME = "bigfleet"
@@ -326,14 +327,22 @@ def _behind(answer: Any, admit: Callable[[_Context], Awaitable[None]], parse: Ca
     if inspect.isasyncgenfunction(answer):
 
         async def stream(content: Any, context: _Context) -> Any:
-            await admit(context)
-            async for message in answer(await _parsed(parse, content, context), context):
-                yield message
+            try:
+                await admit(context)
+                async for message in answer(await _parsed(parse, content, context), context):
+                    yield message
+            except aio.AbortError as error:
+                # gRPC has the status; it raises the error again by itself.
+                release_frames(error)
 
         return stream
 
     async def call(content: Any, context: _Context) -> Any:
-        await admit(context)
-        return await answer(await _parsed(parse, content, context), context)
+        try:
+            await admit(context)
+            return await answer(await _parsed(parse, content, context), context)
+        except aio.AbortError as error:
+            release_frames(error)
+            return None
 
     return call

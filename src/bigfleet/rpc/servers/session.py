@@ -5,7 +5,7 @@ the same stream. Each end of a session here ends it in the registry. It decides 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from bigfleet.model.frames import (
     ReclaimAck,
 )
 from bigfleet.model.ids import identifier_fault
+from bigfleet.rpc.aborted_calls import release_frames
 from bigfleet.rpc.security.identity import SESSION, Denied, Gate
 from bigfleet.rpc.wire.convert_session import (
     ReceivedOperatorFrame,
@@ -62,7 +63,6 @@ _STATUS: Mapping[CloseReason, tuple[grpc.StatusCode, str]] = {
 
 #: Frames come as bytes: most of them are roll-ups that need no parsing.
 _Context = aio.ServicerContext[bytes, shard_pb2.ShardMessage]
-_Frames = AsyncIterator[bytes]
 
 
 class SessionServicer:
@@ -74,18 +74,25 @@ class SessionServicer:
         self._gate = gate or Gate()
         self._hello_bytes_max = hello_bytes_max
 
-    async def Session(self, request_iterator: _Frames, context: _Context) -> None:
+    async def Session(self, _frames: object, context: _Context) -> None:
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
+        try:
+            await self._serve(context)
+        except aio.AbortError as error:
+            # gRPC has the status; it raises the error again by itself.
+            release_frames(error)
+
+    async def _serve(self, context: _Context) -> None:
         await self._admit(context)
         sessions = self._shard.sessions
         if not sessions.is_stopping:
-            hello = await self._hello(request_iterator, context)
+            hello = await self._hello(context)
             # On its own: with a first write that is cancelled, gRPC would send it twice and the status never.
             await context.send_initial_metadata(())
         if sessions.is_stopping:
             await context.abort(*_STATUS[CloseReason.STOPPING])
         session = sessions.open(hello)
-        stream = _Stream(self._shard, session, request_iterator, context)
+        stream = _Stream(self._shard, session, context)
         writer = asyncio.create_task(stream.write())
         tasks = [writer, asyncio.create_task(stream.read()), asyncio.create_task(self._shard.serve_rollups(session))]
         try:
@@ -115,10 +122,10 @@ class SessionServicer:
         self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
 
-    async def _hello(self, frames: _Frames, context: _Context) -> Hello:
+    async def _hello(self, context: _Context) -> Hello:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                content = await anext(aiter(frames), None)
+                content = await _next_frame(context)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 10 s")
         frame, code, fault = _read_hello(content, self._hello_bytes_max)
@@ -135,6 +142,15 @@ class SessionServicer:
         if wrong is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {wrong}")
         return frame
+
+
+async def _next_frame(context: _Context) -> bytes | None:
+    """Return the operator's next frame, None at the end of its direction of the stream.
+
+    Not by the iterator that gRPC offers, which keeps the last frame in a reference cycle of its own.
+    """
+    content = await context.read()
+    return content if isinstance(content, bytes) else None
 
 
 def _read_hello(content: bytes | None, bytes_max: int) -> tuple[Hello | None, grpc.StatusCode, str]:
@@ -155,10 +171,9 @@ def _read_hello(content: bytes | None, bytes_max: int) -> tuple[Hello | None, gr
 class _Stream:
     """The two directions of one session's stream. Whichever of them ends ends the session."""
 
-    def __init__(self, shard: Shard, session: OperatorSession, frames: _Frames, context: _Context) -> None:
+    def __init__(self, shard: Shard, session: OperatorSession, context: _Context) -> None:
         self._shard = shard
         self._session = session
-        self._frames = frames
         self._context = context
         self._has_logged_unknown = False
         #: What was wrong with the frame that ended the session, for the status.
@@ -190,14 +205,17 @@ class _Stream:
         reason = CloseReason.GONE
         try:
             cluster = self._session.cluster
-            async for content in self._frames:
+            while (content := await _next_frame(self._context)) is not None:
                 if not self._shard.sessions.is_current(self._session):
                     return
                 frame = operator_frame_from_bytes(content, self._shard.intake.digest_of(cluster))
+                # The wait for the next frame keeps nothing of this one.
+                del content
                 if isinstance(frame, Hello) and frame.cluster_id != cluster:
                     reason = CloseReason.MISROUTED
                     return
                 self._route(frame)
+                del frame
         except (DecodeError, MalformedMessage) as error:
             reason, self.fault = CloseReason.MALFORMED, str(error)
         except (aio.AbortError, aio.UsageError):

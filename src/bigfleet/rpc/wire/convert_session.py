@@ -58,6 +58,10 @@ __all__ = [
 #: What Configure may carry (docs/spec/wire.md §8, docs/spec/provider.md §3).
 USER_DATA_BYTES_MAX = 1024 * 1024
 
+#: Of a Hello: names of capabilities, and the length of each.
+CAPABILITIES_MAX = 64
+CAPABILITY_BYTES_MAX = 64
+
 _AVAILABLE_PREFIX = "available:"
 _ELLIPSIS = "…"
 _NAME_SHOWN_CHARACTERS_MAX = 64
@@ -163,13 +167,22 @@ def operator_frame_from_wire(message: shard_pb2.OperatorMessage) -> ReceivedOper
 
 
 def _hello(hello: shard_pb2.Hello) -> Hello:
+    check_count("hello.capabilities", len(hello.capabilities), "names", CAPABILITIES_MAX)
     return Hello(
         cluster_id=_name("hello.cluster_id", hello.cluster_id),
         protocol_version=_name("hello.protocol_version", hello.protocol_version),
         capabilities=frozenset(
-            _name(f"hello.capabilities[{index}]", capability) for index, capability in enumerate(hello.capabilities)
+            _capability(f"hello.capabilities[{index}]", capability)
+            for index, capability in enumerate(hello.capabilities)
         ),
     )
+
+
+def _capability(place: str, capability: str) -> str:
+    size_bytes = text_bytes(capability)
+    if size_bytes > CAPABILITY_BYTES_MAX:
+        raise MalformedMessage(place, f"has {size_bytes} bytes, at most {CAPABILITY_BYTES_MAX} are allowed")
+    return capability
 
 
 def _node_status(status: shard_pb2.NodeStatus) -> NodeStatus:

@@ -31,7 +31,7 @@ from bigfleet.model.frames import (
     Taint,
     UnmetReason,
 )
-from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, text_bytes
+from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, check_text, text_bytes
 from bigfleet.rpc.wire.convert_machine import resources_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.wire.convert_need import (
     ReceivedRollUp,
@@ -191,6 +191,8 @@ def _node_status(status: shard_pb2.NodeStatus) -> NodeStatus:
         for name, quantity in status.requested.items()
     }
     check_count("node_status.requested", len(requested), "names", RESOURCE_NAMES_MAX)
+    for name in requested:
+        check_text("node_status.requested", name, "a name has")
     return NodeStatus(
         machine_id=_name("node_status.machine_id", status.machine_id),
         node_name=_name("node_status.node_name", status.node_name),

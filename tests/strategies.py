@@ -28,7 +28,8 @@ RACK = "example.com/rack"
 HOST = HostRef("test", "host")
 NOW_SECONDS = 100_000.0
 
-#: Any text that may stand in a key or a value, separators of the fingerprint included; no shard accepts control characters.
+#: Any text that may stand in a key or a value, separators of the fingerprint included. No shard accepts control
+#: characters.
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=8) | st.sampled_from(
     ["", "%", ":", ";", ",", "|", "=", "a,b", "%2C", "reqs=", "|spr=", " ", "ü"]
 )

@@ -5,21 +5,17 @@ call that the table does not allow is refused, and so is every name in a message
 here may look at a message to find out who sent it.
 """
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-import grpc
 import structlog
-from google.protobuf.message import DecodeError
 from grpc import aio
 from prometheus_client import CollectorRegistry, Counter
 
 from bigfleet.model.ids import identifier_fault
-from bigfleet.rpc.aborted_calls import release_frames
 from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of_pem
 
 SCHEME = "bigfleet"
@@ -255,94 +251,3 @@ class Gate:
 
     def _certifies(self, identity: PeerIdentity, rpc: str) -> bool:
         return self._certify and identity.role is PeerRole.ADMIN and rpc.startswith(_PROVIDER)
-
-
-class IdentityInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
-    """Asks the gate before every RPC of a server; requests are parsed after it has let the caller in.
-
-    `Shard.Session` asks by itself, before it reads the first frame.
-    """
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Return the method's handler behind the gate."""
-        handler = await continuation(handler_call_details)
-        rpc = handler_call_details.method
-        # gRPC answers UNIMPLEMENTED where there is no handler; its stubs do not know that.
-        if handler is None or rpc == SESSION:
-            return handler
-        return self._guarded(handler, rpc)
-
-    def _guarded(self, handler: "grpc.RpcMethodHandler[Any, Any]", rpc: str) -> "grpc.RpcMethodHandler[Any, Any]":
-        async def admit(context: _Context) -> None:
-            try:
-                self._gate.check(context, rpc)
-            except Denied as denied:
-                self._gate.log_refusal(context, rpc, denied)
-                for on_refused in self._gate.on_role_refused:
-                    on_refused(rpc)
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
-
-        for kind, make in _HANDLER_KINDS.items():
-            answer = getattr(handler, kind)
-            if answer is not None:
-                parse = handler.request_deserializer
-                if handler.request_streaming or parse is None:
-                    return make(_behind(answer, admit, _as_is), parse, handler.response_serializer)
-                return make(_behind(answer, admit, parse), None, handler.response_serializer)
-        raise AssertionError(f"the handler of {rpc} answers nothing")
-
-
-_HANDLER_KINDS: Mapping[str, Callable[[Any, Any, Any], "grpc.RpcMethodHandler[Any, Any]"]] = {
-    "unary_unary": grpc.unary_unary_rpc_method_handler,
-    "unary_stream": grpc.unary_stream_rpc_method_handler,
-    "stream_unary": grpc.stream_unary_rpc_method_handler,
-    "stream_stream": grpc.stream_stream_rpc_method_handler,
-}
-
-
-def _as_is(request: Any) -> Any:
-    return request
-
-
-async def _parsed(parse: Callable[[Any], Any], content: Any, context: _Context) -> Any:
-    """Return the request, or end the call of one that cannot be read."""
-    try:
-        return parse(content)
-    except (DecodeError, ValueError):
-        pass
-    # Not within the handler of the error, whose traceback would keep the bytes.
-    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request could not be read")
-    raise AssertionError("abort always raises")
-
-
-def _behind(answer: Any, admit: Callable[[_Context], Awaitable[None]], parse: Callable[[Any], Any]) -> Any:
-    """Return a handler of the same kind, generator or coroutine, that admits first and parses then."""
-    if inspect.isasyncgenfunction(answer):
-
-        async def stream(content: Any, context: _Context) -> Any:
-            try:
-                await admit(context)
-                async for message in answer(await _parsed(parse, content, context), context):
-                    yield message
-            except aio.AbortError as error:
-                # gRPC has the status; it raises the error again by itself.
-                release_frames(error)
-
-        return stream
-
-    async def call(content: Any, context: _Context) -> Any:
-        try:
-            await admit(context)
-            return await answer(await _parsed(parse, content, context), context)
-        except aio.AbortError as error:
-            release_frames(error)
-            return None
-
-    return call

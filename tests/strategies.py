@@ -28,9 +28,10 @@ RACK = "example.com/rack"
 HOST = HostRef("test", "host")
 NOW_SECONDS = 100_000.0
 
-#: Any text that may stand in a key or a value, separators of the fingerprint and control characters included.
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
-    ["", "%", ":", ";", ",", "|", "=", "a,b", "%2C", "reqs=", "|spr=", "\n", "\x7f", "ü"]
+#: Any text that may stand in a key or a value, separators of the fingerprint included. No shard accepts control
+#: characters.
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=8) | st.sampled_from(
+    ["", "%", ":", ";", ",", "|", "=", "a,b", "%2C", "reqs=", "|spr=", " ", "ü"]
 )
 priorities = st.sampled_from([-5, 0, 100, 900])
 buckets = st.sampled_from([0, 1, 5, 27])

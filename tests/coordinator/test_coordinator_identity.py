@@ -73,7 +73,7 @@ async def _is_answered(call: Any) -> bool:
 
 
 @pytest.mark.rule("coordinator 4/1")
-async def test_a_shard_reports_for_itself_alone_and_bad_arguments_are_told_first(tmp_path: Path) -> None:
+async def test_a_shard_reports_for_itself_alone_and_identity_is_told_first(tmp_path: Path) -> None:
     certificates = Certificates.make(tmp_path / "certs")
     files, shard_files = certificates.files(REPLICA), certificates.files(SHARD)
     async with serving(sqlite_store(tmp_path / "c.db"), tls=files, dial_as=shard_files) as served:
@@ -84,9 +84,11 @@ async def test_a_shard_reports_for_itself_alone_and_bad_arguments_are_told_first
             "bigfleet://shard/s1 may not report for shard 's2'",
         )
         code, _ = await refused(served.stub.ReportShard(report("s 2")))
+        assert code is DENIED
+        code, _ = await refused(served.stub.ReportShard(report("s1", cycle=-1)))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert served.value("reports_total", outcome="refused") == 2
-        assert served.value("identity_rejected_total", rpc="ReportShard") == 1
+        assert served.value("reports_total", outcome="refused") == 3
+        assert served.value("identity_rejected_total", rpc="ReportShard") == 2
 
 
 @pytest.mark.rule("coordinator 4/1")

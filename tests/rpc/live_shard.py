@@ -22,8 +22,9 @@ from tests.shard.world import World
 class LiveShard:
     """A world whose shard listens, and channels to it."""
 
-    def __init__(self, world: World, server: GrpcServer, channel: aio.Channel) -> None:
+    def __init__(self, world: World, server: GrpcServer, channel: aio.Channel, port: int) -> None:
         self.world = world
+        self.port = port
         self.shard = world.shard
         self.server = server
         self.channel = channel
@@ -31,10 +32,7 @@ class LiveShard:
 
     def dial(self) -> "Peer":
         """Open a Session stream that has said nothing yet."""
-        session: Any = self.channel.stream_stream(
-            "/bigfleet.v1alpha1.Shard/Session", request_serializer=bytes, response_deserializer=bytes
-        )
-        return Peer(session())
+        return dial(self.channel)
 
     async def connect(self, cluster: str, *capabilities: str) -> "Peer":
         """Open a session and wait until its resync is over."""
@@ -55,11 +53,11 @@ async def live_shard(world: World | None = None) -> AsyncIterator[LiveShard]:
         shardread_server.add_to_server(shardread_server.ShardReadServicer(world.shard, LoopClock()), server)
 
     services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
-    server = GrpcServer(services=services, register=register)
+    server = GrpcServer(services=services, register=register, receive_bytes_max=session_server.FRAME_BYTES_MAX)
     port = await server.start("127.0.0.1", 0)
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield LiveShard(world, server, channel)
+            yield LiveShard(world, server, channel, port)
     finally:
         world.shard.stop_sessions()
         await server.stop(0)
@@ -89,6 +87,11 @@ class Peer:
         """Send one frame unless the stream has ended, which may be at any moment."""
         with suppress(aio.AioRpcError, asyncio.InvalidStateError):
             await self.say(**payload)
+
+    async def try_to_say_bytes(self, content: bytes) -> None:
+        """Send bytes unless the stream has ended, which may be at any moment."""
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            await self.say_bytes(content)
 
     async def stop_talking(self) -> None:
         """Close this direction of the stream."""
@@ -132,3 +135,11 @@ class Peer:
             pass
         async with asyncio.timeout(PATIENCE_SECONDS):
             return await self._call.code(), await self._call.details()
+
+
+def dial(channel: aio.Channel) -> Peer:
+    """Open a Session stream that has said nothing yet."""
+    session: Any = channel.stream_stream(
+        "/bigfleet.v1alpha1.Shard/Session", request_serializer=bytes, response_deserializer=bytes
+    )
+    return Peer(session())

@@ -43,8 +43,8 @@ from bigfleet.model.shapes import (
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Anything that UTF-8 can hold, NUL and non-characters included.
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
-NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp")), max_size=12)
+NAMES = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Zl", "Zp")), min_size=1, max_size=12)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT_MAPS = st.dictionaries(TEXTS, TEXTS, max_size=4)

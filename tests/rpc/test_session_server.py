@@ -6,9 +6,12 @@ The provider behind the shard is scripted; nothing else is.
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.json_format import ParseDict
+from structlog.testing import capture_logs
 
 from bigfleet.model.frames import NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId
@@ -73,6 +76,63 @@ async def test_a_malformed_cluster_id_is_named(live: LiveShard, cluster: str) ->
     code, details = await peer.end()
 
     assert (code, "hello.cluster_id" in details) == (Code.INVALID_ARGUMENT, True)
+
+
+@pytest.mark.rule("shard 10.1/1")
+@pytest.mark.parametrize(
+    ("capabilities", "fault"),
+    [
+        (["x"] * 65, "hello.capabilities: has 65 names, at most 64 are allowed"),
+        (["x" * 65], "hello.capabilities[0]: has 65 bytes, at most 64 are allowed"),
+    ],
+)
+async def test_a_hello_names_a_bounded_number_of_capabilities(
+    live: LiveShard, capabilities: list[str], fault: str
+) -> None:
+    """One with 240,000 was accepted, and logged in a line of 228 MB while other clusters waited."""
+    peer = live.dial()
+    await peer.say(hello=shard_pb2.Hello(cluster_id="c1", capabilities=capabilities))
+    code, details = await peer.end()
+
+    assert (code, details) == (Code.INVALID_ARGUMENT, f"the first frame could not be read: {fault}")
+    assert len(live.shard.sessions) == 0
+
+
+async def test_only_known_capabilities_are_logged(live: LiveShard) -> None:
+    """Of the others, how many there are."""
+    with capture_logs() as logs:
+        await live.connect("c1", "node-status", *(f"from-the-future-{number}" for number in range(63)))
+
+    (line,) = [line for line in logs if line["event"] == "session.opened"]
+    assert (line["capabilities"], line["unknown_capabilities"]) == (["node-status"], 63)
+
+
+ESCAPE = "x\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"aggregate_resources": {ESCAPE: "1"}},
+        {"min_unit": {ESCAPE: "1"}},
+        {"requirements": [{"key": ESCAPE, "operator": "OPERATOR_EXISTS"}]},
+        {"requirements": [{"key": "zone", "operator": "OPERATOR_IN", "values": [ESCAPE]}]},
+        {"shapes": [{"resources": {ESCAPE: "1"}, "count": 1}]},
+    ],
+    ids=["aggregate", "min_unit", "key", "value", "shape"],
+)
+async def test_a_roll_up_with_a_control_character_in_a_name_is_rejected(live: LiveShard, row: dict[str, Any]) -> None:
+    """Nothing of it is listed, and its session stays."""
+    peer = await live.connect("c1", "need-status")
+    wanted = {"aggregate_resources": {"cpu": "1"}, "min_unit": {"cpu": "1"}} | row
+    demand = ParseDict(
+        {"cluster_id": "c1", "timestamp_unix_nanos": 1, "needs": [wanted]}, capacity_pb2.ClusterCapacityNeeds()
+    )
+    await peer.say(rollup=demand)
+    ack = await peer.hear_ack("rollup_rejected")
+
+    assert "control character '\\x1b'" in ack.error
+    assert live.shard.intake.table.clusters == set()
 
 
 @pytest.mark.rule("shard 10.1/1")

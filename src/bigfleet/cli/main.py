@@ -29,6 +29,7 @@ from bigfleet.cli.pod_controller.command import PodControllerCommand, pod_contro
 from bigfleet.cli.provider.command import app as provider_app
 from bigfleet.cli.replay.command import replay
 from bigfleet.cli.runtime.program import run_program
+from bigfleet.cli.runtime.terminal import echo
 from bigfleet.cli.shard.command import app as shard_app
 from bigfleet.cli.sim.command import app as sim_app
 from bigfleet.cli.snapshot.command import app as snapshot_app
@@ -69,7 +70,7 @@ add_coordinator_lists(get_app)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"bigfleet {bigfleet.installed_version()}")
+        echo(f"bigfleet {bigfleet.installed_version()}")
         raise typer.Exit
 
 

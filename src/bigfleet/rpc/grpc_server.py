@@ -14,7 +14,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from bigfleet.rpc.security.identity import Gate, IdentityInterceptor
+from bigfleet.rpc.connection_limits import CONNECTIONS_MAX, ConnectionsInUse, connection_options, connections_allowed
+from bigfleet.rpc.security.identity import Gate
+from bigfleet.rpc.security.interceptor import IdentityInterceptor
 from bigfleet.rpc.security.tls import TlsFiles, is_loopback, server_credentials
 
 MEBIBYTE = 1024 * 1024
@@ -62,18 +64,24 @@ class GrpcServer:
         keep_alive: bool = True,
         tls: TlsFiles | None = None,
         gate: Gate | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        connections: ConnectionsInUse | None = None,
     ) -> None:
-        """Serve plain text without `tls`; with it, what `gate` lets through."""
+        """Serve plain text without `tls`; with it, what `gate` lets through.
+
+        At most `connections_max` connections are open, or as many as there are file descriptors for.
+        """
         options: list[tuple[str, Any]] = [
             *(KEEPALIVE_OPTIONS if keep_alive else ()),
+            # A provider's shard calls over one connection, which is idle while nothing changes.
+            *connection_options(connections_allowed(connections_max), close_idle=keep_alive),
             ("grpc.max_receive_message_length", receive_bytes_max),
             ("grpc.max_send_message_length", send_bytes_max),
             # Without this a second process would share the port silently and get half of the calls.
             ("grpc.so_reuseport", 0),
         ]
         self._tls = tls
-        interceptors = [IdentityInterceptor(gate or Gate())] if tls is not None else []
-        self._server = aio.server(interceptors=interceptors, options=options)
+        self._server = aio.server(interceptors=[IdentityInterceptor(gate or Gate(), connections)], options=options)
         self._services = tuple(services)
         self._health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -77,6 +77,25 @@ async def test_what_is_left_is_the_measure_of_the_next_growth() -> None:
     assert counted == [0, 1, 1, 2, 2]
 
 
+@pytest.mark.virtual_time
+async def test_memory_that_is_given_back_late_does_not_raise_the_next_threshold() -> None:
+    """The measure is the least that was in use since the collection, not the peak before it."""
+    clock, sizes, collections = LoopClock(), [GIB], [0]
+
+    def collect() -> None:
+        collections[0] += 1
+
+    keeping = asyncio.create_task(interpreter.collect_when_due(clock, lambda: sizes[0], collect, lambda: None))
+    counted = []
+    for size_bytes in (GIB, 6 * GIB, GIB, GIB * 3 // 2):
+        sizes[0] = size_bytes
+        await clock.sleep(LOOK_SECONDS + 0.1)
+        counted.append(collections[0])
+    keeping.cancel()
+
+    assert counted == [0, 1, 1, 2]
+
+
 def test_a_process_knows_how_large_it_is() -> None:
     """Tens of mebibytes at least: the interpreter and its libraries."""
     assert interpreter.resident_bytes() > 10 * 1024 * 1024

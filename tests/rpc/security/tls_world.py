@@ -94,7 +94,7 @@ class SecureShard:
     async def dial(self, files: TlsFiles) -> AsyncIterator[LiveShard]:
         """Open a channel as the bearer of the files."""
         async with secure_channel(self.port, files) as channel:
-            yield LiveShard(self.world, self.server, channel)
+            yield LiveShard(self.world, self.server, channel, self.port)
 
     def rejected(self, rpc: str) -> float:
         """Return how many calls of an RPC were refused."""

@@ -13,6 +13,7 @@ from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.coordinator_asking import AskingCoordinator
 from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.terminal import echo
 from bigfleet.cli.snapshot.command import app as snapshot_app
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def assign_domain(calling: AskingCoordinator, domain: _Domain, shard: _Shard) ->
     key, value = _pair(domain)
     request = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard)
     _call(calling, "AssignDomain", request, pb.AssignDomainResponse)
-    typer.echo(f"{domain} is assigned to {shard}")
+    echo(f"{domain} is assigned to {shard}")
 
 
 @app.command(cls=SwitchCommand)
@@ -66,7 +67,7 @@ def unassign_domain(calling: AskingCoordinator, domain: _Domain) -> None:
     key, value = _pair(domain)
     request = pb.UnassignDomainRequest(topology_key=key, topology_value=value)
     _call(calling, "UnassignDomain", request, pb.UnassignDomainResponse)
-    typer.echo(f"{domain} is being released; bigfleet get domains lists it until its shard has left it")
+    echo(f"{domain} is being released; bigfleet get domains lists it until its shard has left it")
 
 
 @app.command(cls=SwitchCommand)
@@ -77,7 +78,7 @@ def remove_shard(calling: AskingCoordinator, shard: _Shard, force: _Force = Fals
 
     request = pb.RemoveShardRequest(shard_id=shard, force=force)
     _call(calling, "RemoveShard", request, pb.RemoveShardResponse)
-    typer.echo(f"{shard} is removed")
+    echo(f"{shard} is removed")
 
 
 @app.command(cls=SwitchCommand)
@@ -92,7 +93,7 @@ def bind_cluster(
 
     request = pb.BindClusterRequest(cluster_id=cluster, shard_id=shard)
     _call(calling, "BindCluster", request, pb.BindClusterResponse)
-    typer.echo(f"{cluster} is bound to {shard}")
+    echo(f"{cluster} is bound to {shard}")
 
 
 @app.command(cls=SwitchCommand)
@@ -108,7 +109,7 @@ def set_quota(
 
     allocation = pb.QuotaAllocation(provider=provider, region=region, per_shard=_slots_of(slots or []))
     _call(calling, "SetQuota", pb.SetQuotaRequest(allocation=allocation), pb.SetQuotaResponse)
-    typer.echo(f"the quota of {provider} in {region} is {'set' if slots else 'deleted'}")
+    echo(f"the quota of {provider} in {region} is {'set' if slots else 'deleted'}")
 
 
 @app.command(cls=SwitchCommand)
@@ -129,7 +130,7 @@ def set_provider(
 
     provider = pb.ProviderEntry(name=name, address=address, region=region)
     _call(calling, "UpsertProvider", pb.UpsertProviderRequest(provider=provider), pb.UpsertProviderResponse)
-    typer.echo(f"{name} is {'set' if address else 'deleted'}")
+    echo(f"{name} is {'set' if address else 'deleted'}")
 
 
 def _call(calling: AskingCoordinator, method: str, request: "Message", answer: "type[Message]") -> None:

@@ -14,6 +14,7 @@ import typer
 from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
     from bigfleet.shard.audit.log import AuditHead
@@ -49,11 +50,11 @@ def verify(files: _Files, anchor: _Anchor = None) -> None:
         opened.sort(key=lambda each: _first_sequence(*each))
         checked = check(((str(path), _lines(path, content)) for path, content in opened), noted)
     if not checked.findings:
-        typer.echo(_sound(checked, files))
+        echo(_sound(checked, files))
         return
     for finding in checked.findings:
         place = f"{finding.file}:{finding.line}" if finding.line else finding.file
-        typer.echo(f"{place}: {finding.fault.value}: {finding.text}")
+        echo(f"{place}: {finding.fault.value}: {finding.text}")
     more = ", or more; the rest was not looked at" if len(checked.findings) >= FINDINGS_MAX else ""
     count = len(checked.findings)
     raise RunFault(f"the audit log is damaged: {count} {'finding' if count == 1 else 'findings'}{more}")

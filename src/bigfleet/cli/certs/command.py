@@ -17,6 +17,7 @@ import typer
 
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.terminal import echo
 from bigfleet.model.ids import identifier_fault
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def dev(
         lines.append(
             _words(who, bearer, credentials.keep(quote(name, safe=""), bearer, must_serve), credentials.authority_path)
         )
-    typer.echo(f"authority until {credentials.authority_expires:%Y-%m-%d}: {credentials.authority_path}")
+    echo(f"authority until {credentials.authority_expires:%Y-%m-%d}: {credentials.authority_path}")
     for words in lines:
-        typer.echo(words)
-    typer.echo(f"\n{credentials.authority_path.with_suffix('.key')} can make anybody: keep it off every other machine.")
+        echo(words)
+    echo(f"\n{credentials.authority_path.with_suffix('.key')} can make anybody: keep it off every other machine.")
 
 
 def _check_names(flag: str, names: list[str]) -> None:

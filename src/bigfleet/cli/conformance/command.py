@@ -44,7 +44,6 @@ def conformance(
 ) -> None:
     """Certify a capacity provider: CERTIFIED, FAILED or INCOMPLETE."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from rich.console import Console
 
     from bigfleet.cli.conformance.run import run_conformance
     from bigfleet.cli.conformance.settings import (
@@ -55,6 +54,7 @@ def conformance(
         parse_target,
         profiles_asked,
     )
+    from bigfleet.cli.runtime.console import TerminalConsole
     from bigfleet.cli.runtime.system import run_loop
     from bigfleet.conformance.lab import Patience
     from bigfleet.conformance.runner import Plan
@@ -77,4 +77,4 @@ def conformance(
     )
     if settings.target is None and settings.launch is None and settings.launch_fault is None:
         raise UsageFault("--target is missing: name a running provider, or give --launch or --launch-fault")
-    raise typer.Exit(run_loop(lambda: run_conformance(settings, Console())))
+    raise typer.Exit(run_loop(lambda: run_conformance(settings, TerminalConsole())))

@@ -11,6 +11,7 @@ import typer
 from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, engine_named
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
     from bigfleet.cli.engine.registry import Decide
@@ -44,12 +45,12 @@ def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
         for outcome in run_folder(folder, trial):
             if outcome.faults:
                 failed += 1
-                typer.echo(_failure(outcome))
+                echo(_failure(outcome))
             else:
                 passed += 1
     except CaseFileFault as fault:
         raise UsageFault(_one_line(str(fault))) from fault
-    typer.echo(f"{passed} passed, {failed} failed")
+    echo(f"{passed} passed, {failed} failed")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -85,7 +86,7 @@ def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None
         out.write_text("".join(written), encoding="utf-8")
     except OSError as error:
         raise RunFault(f"{out}: {error.strerror}; name a file that can be written") from error
-    typer.echo(f"{len(written)} decisions written to {out}")
+    echo(f"{len(written)} decisions written to {out}")
 
 
 def _trial(engine: str) -> "Trial":

@@ -14,6 +14,7 @@ from bigfleet.cli.flags.groups import taking
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.get.shared import QueryFlags
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo, visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,23 +98,23 @@ def _explain(
 ) -> None:
     import msgspec
     import yaml
-    from rich.console import Console
 
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.sources import connected
     from bigfleet.cli.get.wanted import output_form
+    from bigfleet.cli.runtime.console import TerminalConsole
 
     address, tls, form = asking.address(), asking.tls(), output_form(asking.output)
     with connected(address, tls) as reader:
         explained = ask(reader)
     with quiet_when_unread():
         if form == "json":
-            sys.stdout.write(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode() + "\n")
+            echo(visible_json(msgspec.json.format(msgspec.json.encode(explained), indent=2).decode()))
         elif form == "yaml":
             yaml.safe_dump(explained, sys.stdout, sort_keys=False, allow_unicode=True)
         else:
-            console = Console(highlight=False)
-            show(console if console.is_terminal else Console(width=WIDTH, highlight=False), explained)
+            console = TerminalConsole(highlight=False)
+            show(console if console.is_terminal else TerminalConsole(width=WIDTH, highlight=False), explained)
 
 
 def _row_meant(reader: "ShardReader", cluster: str, asked: str) -> "shardread_pb2.ExplainNeedRequest":

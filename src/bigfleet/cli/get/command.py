@@ -211,15 +211,15 @@ def _show_shard(source: "Source", columns: "Sequence[TableColumn]", noun: str, l
 def _show(
     look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: Looking
 ) -> None:
-    from rich.console import Console
 
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch
+    from bigfleet.cli.runtime.console import TerminalConsole
 
     shown = Shown(look=look, columns=columns, noun=noun, form=output_form(looking.output))
     seconds = watch_seconds(watch=looking.watch, interval=looking.interval)
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     with quiet_when_unread():
         if seconds is None:
             show_once(shown, console)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from bigfleet.cli.get.columns import NOTHING, TableColumn
 from bigfleet.cli.get.records import Record
+from bigfleet.cli.runtime.terminal import visible, visible_cell, visible_json
 
 #: Rows that are laid out together; later blocks only ever widen a column.
 BLOCK_ROWS_MAX: Final = 500
@@ -41,11 +42,17 @@ def write_yaml(records: Iterable[Record], to: TextIO) -> int:
 
 
 def _json_line(record: Record) -> str:
-    return "\n" + msgspec.json.encode(record).decode()
+    return "\n" + visible_json(msgspec.json.encode(record).decode())
 
 
 def _yaml_entry(record: Record) -> str:
-    return str(yaml.dump([record], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000))
+    text = _yaml(record, allow_unicode=True)
+    # YAML itself escapes control characters, but not the marks that change the direction of text.
+    return text if visible(text) == text else _yaml(record, allow_unicode=False)
+
+
+def _yaml(record: Record, *, allow_unicode: bool) -> str:
+    return str(yaml.dump([record], Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=1_000_000))
 
 
 def _write_list(
@@ -119,7 +126,7 @@ class TableWriter:
 
     def _cells(self, block: Sequence[Record]) -> list[list[str]]:
         """Return the texts of some records, and widen the columns to hold them."""
-        cells = [[column.cell(record, self._now_seconds) for column in self._columns] for record in block]
+        cells = [[visible_cell(column.cell(record, self._now_seconds)) for column in self._columns] for record in block]
         for place, texts in enumerate(zip(*cells, strict=True)):
             self._widths[place] = max(self._widths[place], *map(cell_len, texts))
         return cells

@@ -22,6 +22,7 @@ from rich.text import Text
 from bigfleet.cli.get.columns import TableColumn
 from bigfleet.cli.get.output import TableWriter, footer, plural, write_json, write_yaml
 from bigfleet.cli.get.records import NANOS_PER_SECOND, Record, time_text
+from bigfleet.cli.runtime.console import TerminalConsole
 from bigfleet.cli.runtime.failures import CommandFault
 
 #: A document stays in memory up to this and goes through a file above it.
@@ -53,7 +54,7 @@ def show_once(shown: Shown, console: Console) -> None:
     count = table.write(shown.look())
     if not count:
         # Beside the output, so that a program that counts lines counts none.
-        Console(stderr=True, highlight=False).print(f"no {plural(shown.noun)} found")
+        TerminalConsole(stderr=True, highlight=False).print(f"no {plural(shown.noun)} found")
     elif console.is_terminal:
         console.print(Text(footer(count, shown.noun, table.hidden), style="dim"))
 
@@ -113,7 +114,7 @@ def _show_changes(shown: Shown, console: Console, interval_seconds: float) -> No
                     raise
                 if complaint != str(fault):
                     complaint = str(fault)
-                    Console(stderr=True, highlight=False, soft_wrap=True).print(
+                    TerminalConsole(stderr=True, highlight=False, soft_wrap=True).print(
                         Text(f"bigfleet: {fault}; looking again")
                     )
         time.sleep(interval_seconds)
@@ -135,7 +136,7 @@ def _write_document(shown: Shown, to: TextIO) -> bytes:
         write_yaml(digested(), to)
     else:
         to.write(f"# {_clock_text()}\n")
-        console = Console(file=to, force_terminal=False, color_system=None, highlight=False)
+        console = TerminalConsole(file=to, force_terminal=False, color_system=None, highlight=False)
         if not TableWriter(console, shown.columns, now_seconds=time.time()).write(digested()):
             to.write(f"no {plural(shown.noun)} found\n")
     return digest.digest()

@@ -10,6 +10,7 @@ import typer
 
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 app = typer.Typer(cls=HelpGroup, help="Compile the engine's kernels ahead of the first start.", no_args_is_help=True)
 
@@ -41,13 +42,13 @@ def build(to: _To = None, cpu: _Cpu = None, jobs: _Jobs = None) -> None:
     directory = to or user_directory(current_target(cpu))
 
     def compiled(module: str, count: int, seconds: float) -> None:
-        typer.echo(f"{count:3} kernels of {module} in {seconds:.1f} s")
+        echo(f"{count:3} kernels of {module} in {seconds:.1f} s")
 
     try:
         manifest = build_kernels(directory, cpu=cpu, jobs=jobs, on_compiled=compiled)
     except KernelBuildFault as fault:
         raise RunFault(str(fault)) from fault
-    typer.echo(f"{manifest.count} kernels for {manifest.target.cpu} in {directory}")
+    echo(f"{manifest.count} kernels for {manifest.target.cpu} in {directory}")
 
 
 @app.command(cls=HelpCommand)
@@ -62,13 +63,13 @@ def check(source: _From = None) -> None:
     for directory in places:
         found = examine(directory, wanted)
         if isinstance(found, str):
-            typer.echo(f"miss: {directory}: {found}")
+            echo(f"miss: {directory}: {found}")
             continue
         use_set(directory, found.target)
         kernels = loaded_kernels()
         for name, is_hit in kernels.items():
-            typer.echo(f"{'hit ' if is_hit else 'miss'}  {name}")
+            echo(f"{'hit ' if is_hit else 'miss'}  {name}")
         misses = sum(not is_hit for is_hit in kernels.values())
-        typer.echo(f"{len(kernels) - misses} of {len(kernels)} kernels for {found.target.cpu} from {directory}")
+        echo(f"{len(kernels) - misses} of {len(kernels)} kernels for {found.target.cpu} from {directory}")
         raise typer.Exit(1 if misses else 0)
     raise RunFault(f"none of {KERNELS} kernels is on disk for this process; {_ADVICE}")

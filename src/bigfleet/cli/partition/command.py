@@ -10,6 +10,7 @@ import typer
 
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 app = typer.Typer(cls=HelpGroup, help="Inspect partitioned hosts and compare placement orders.", no_args_is_help=True)
 
@@ -35,9 +36,9 @@ _Seed = Annotated[int, typer.Option(help="Seed of the sequences.")]
 @app.command(cls=HelpCommand)
 def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_memory: _Static = 4096) -> None:
     """Draw the hosts of a message, their instances and free capacity."""
-    from rich.console import Console
 
     from bigfleet.cli.partition.picture import picture_of, print_picture, svg_of
+    from bigfleet.cli.runtime.console import TerminalConsole
     from bigfleet.partition.cluster import read_cluster
     from bigfleet.partition.document import WrongInput, decode
 
@@ -53,14 +54,14 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
         raise UsageFault(f"--group: {group!r} is the name of no group in {file}")
     picture = picture_of(cluster, groups)
     if svg is None:
-        console = Console(highlight=False)
-        print_picture(console if console.is_terminal else Console(width=WIDTH, highlight=False), picture)
+        console = TerminalConsole(highlight=False)
+        print_picture(console if console.is_terminal else TerminalConsole(width=WIDTH, highlight=False), picture)
         return
     try:
         svg.write_text(svg_of(picture), encoding="utf-8")
     except OSError as error:
         raise RunFault(f"--svg: {svg}: {error.strerror}") from error
-    typer.echo(f"{svg}: {sum(len(each.hosts) for each in picture)} hosts")
+    echo(f"{svg}: {sum(len(each.hosts) for each in picture)} hosts")
 
 
 @app.command(cls=HelpCommand)
@@ -68,12 +69,11 @@ def compare(hosts: _Hosts = 20, sequences: _Sequences = 100, seed: _Seed = 1) ->
     """Compare four placement orders with random instances."""
     import random
 
-    from rich.console import Console
-
     from bigfleet.cli.partition.orders import compare_orders, table_of
+    from bigfleet.cli.runtime.console import TerminalConsole
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(width=WIDTH, highlight=False)
+        console = TerminalConsole(width=WIDTH, highlight=False)
     rng = random.Random(seed)  # noqa: S311 - reproducible on purpose; nothing here is a secret
     console.print(table_of(compare_orders(hosts, sequences, rng), hosts=hosts, sequences=sequences))

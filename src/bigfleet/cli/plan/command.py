@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
     from bigfleet.cli.plan.bound import CostBound
@@ -166,26 +167,26 @@ def _print_settled(given: "PlanInput", output: str) -> None:
 
         from bigfleet.cli.plan.document import settled_document
 
-        typer.echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
+        echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
         return
-    from rich.console import Console
 
     from bigfleet.cli.plan.tables import show_settled
+    from bigfleet.cli.runtime.console import TerminalConsole
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(width=SETTLED_WIDTH, highlight=False)
+        console = TerminalConsole(width=SETTLED_WIDTH, highlight=False)
     show_settled(console, settled)
 
 
 def _print_tables(answer: _Answer) -> None:
-    from rich.console import Console
 
     from bigfleet.cli.plan.tables import show_bound, show_difference, show_explanation, show_plan
+    from bigfleet.cli.runtime.console import TerminalConsole
 
-    console = Console(highlight=False)
+    console = TerminalConsole(highlight=False)
     if not console.is_terminal:
-        console = Console(width=WIDTH, highlight=False)
+        console = TerminalConsole(width=WIDTH, highlight=False)
     show_plan(console, answer.base)
     if answer.difference is not None:
         show_difference(console, answer.difference)
@@ -207,4 +208,4 @@ def _print_document(answer: _Answer) -> None:
         document["bound"] = bound_document(answer.bound)
     if answer.about is not None:
         document["explanation"] = explanation_document(answer.final, *answer.about)
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    echo(json.dumps(document, indent=2, allow_nan=False))

@@ -15,6 +15,7 @@ import typer
 from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 app = typer.Typer(cls=HelpGroup, help="Inspect and repair a running provider.", no_args_is_help=True)
 
@@ -101,13 +102,14 @@ def _show(
     """Print an answer; `tables` gives titles, each with rows whose first one is the head."""
     _state, output = context.obj
     if output == "json":
-        typer.echo(json.dumps(answer, indent=2, ensure_ascii=False))
+        echo(json.dumps(answer, indent=2))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    from bigfleet.cli.runtime.console import TerminalConsole
+
+    console = TerminalConsole()
     for title, (head, *rows) in tables(answer):
         table = Table(*head, title=title, title_justify="left")
         for row in rows:

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 NAME_CHARACTERS_MAX: Final = 40
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -41,8 +42,8 @@ def new(
         raise UsageFault(f"NAME: {name!r} {fault}")
     folder = directory or Path(name)
     for path in write_project(name, folder):
-        typer.echo(path)
-    typer.echo(f"Next: read {folder / 'README.md'}; replace the inside of Substrate in {folder / name}.py.")
+        echo(path)
+    echo(f"Next: read {folder / 'README.md'}; replace the inside of Substrate in {folder / name}.py.")
 
 
 def name_fault(name: str) -> str | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.terminal import echo, visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +106,7 @@ def _cycles(file: Path, epoch: int | None) -> "Iterator[RecordedCycle]":
     try:
         for found in read_recording(file):
             if isinstance(found, Torn):
-                typer.echo(_torn_text(file, found.start, found.size_bytes, last), err=True)
+                echo(_torn_text(file, found.start, found.size_bytes, last), err=True)
             else:
                 last = found.cycle
                 if epoch is None or found.head.epoch == epoch:
@@ -144,7 +145,7 @@ def _the_cycle(file: Path, number: int, epoch: int | None) -> "RecordedCycle":
         raise UsageFault(f"--cycle {number}: {_whereabouts(file, numbers, epoch)}")
     if len(set(epochs)) > 1:
         older = ", ".join(map(str, sorted(set(epochs))[:-1]))
-        typer.echo(f"bigfleet: cycle {number} is that of epoch {epochs[-1]}; --epoch shows that of {older}", err=True)
+        echo(f"bigfleet: cycle {number} is that of epoch {epochs[-1]}; --epoch shows that of {older}", err=True)
     return found
 
 
@@ -185,7 +186,9 @@ def _write_json(replayed: "Iterator[Replayed]") -> bool | None:
     is_same, count = True, 0
     try:
         for one in replayed:
-            sys.stdout.write(("," if count else '{"cycles":[') + "\n" + msgspec.json.encode(cycle_record(one)).decode())
+            sys.stdout.write(
+                ("," if count else '{"cycles":[') + "\n" + visible_json(msgspec.json.encode(cycle_record(one)).decode())
+            )
             is_same, count = is_same and one.is_same, count + 1
     finally:
         # The output is a complete document after any end of the file.
@@ -293,7 +296,7 @@ def _show_one(
             document["what_if"] = difference_document(difference)
         if about is not None and final is not None:
             document["explanation"] = explanation_document(final, *about)
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+        echo(json.dumps(document, indent=2, allow_nan=False))
         return
     from bigfleet.cli.plan.tables import show_difference, show_explanation, show_plan
     from bigfleet.cli.replay import tables
@@ -321,7 +324,8 @@ def _show_one(
 
 
 def _console() -> "Console":
-    from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(width=WIDTH, highlight=False)
+    from bigfleet.cli.runtime.console import TerminalConsole
+
+    console = TerminalConsole(highlight=False)
+    return console if console.is_terminal else TerminalConsole(width=WIDTH, highlight=False)

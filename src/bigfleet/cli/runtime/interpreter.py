@@ -5,11 +5,12 @@ makes the next object, and every other thread waits; a thread that computes keep
 over. Nothing here may be called by a library: both belong to the whole process.
 """
 
+import ctypes
 import gc
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -47,9 +48,16 @@ def resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
+def give_memory_back() -> None:
+    """Return free memory of the C allocator to the system, where it is glibc; elsewhere do nothing."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """When garbage was collected last, and how much memory was left."""
+    """When garbage was collected last, and the least memory that was in use since."""
 
     at_seconds: float
     size_bytes: int
@@ -60,9 +68,16 @@ class Collected:
         has_grown = growth_bytes >= max(GROWTH_BYTES_MIN, self.size_bytes * GROWTH_MAX)
         return has_grown or now_seconds - self.at_seconds >= GAP_SECONDS_MAX
 
+    def shrunk_to(self, size_bytes: int) -> "Collected":
+        """Return this with the size, if it is smaller."""
+        return replace(self, size_bytes=min(self.size_bytes, size_bytes))
+
 
 async def collect_when_due(
-    clock: Clock, size_bytes: Callable[[], int] = resident_bytes, collect: Callable[[], object] = gc.collect
+    clock: Clock,
+    size_bytes: Callable[[], int] = resident_bytes,
+    collect: Callable[[], object] = gc.collect,
+    give_back: Callable[[], object] = give_memory_back,
 ) -> None:
     """Collect garbage when it is worth the pause, until cancelled.
 
@@ -72,8 +87,11 @@ async def collect_when_due(
     while True:
         await clock.sleep(LOOK_SECONDS)
         now_seconds, before_bytes = clock.monotonic_seconds(), size_bytes()
+        # What a collection freed is given back later: growth counts from the least that was in use since.
+        last = last.shrunk_to(before_bytes)
         if last.is_due(now_seconds, before_bytes):
             collect()
+            give_back()
             last = Collected(clock.monotonic_seconds(), size_bytes())
             _log.info(
                 "runtime.garbage_collected",

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 import typer
 
 from bigfleet.cli.runtime.failures import CommandFault
+from bigfleet.cli.runtime.terminal import echo
 from bigfleet.model.validation import switch_validation_on
 
 #: Set to 1, states are compared with their invariants in every command, to look for a defect.
@@ -35,7 +36,7 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
     try:
         code = app(prog_name=name, standalone_mode=False)
     except CommandFault as fault:
-        typer.echo(f"{name}: {fault}", err=True)
+        echo(f"{name}: {fault}", err=True)
         sys.exit(fault.exit_code)
     except typer.TyperException as fault:
         _fail_usage(fault, name)
@@ -43,7 +44,7 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
         # An argument may be any bytes; messages, logs and our own output hold text alone.
         if not any("\udc80" <= char <= "\udcff" for char in error.object):
             raise
-        typer.echo(f"{name}: {error.object!r} is not UTF-8; names must be UTF-8", err=True)
+        echo(f"{name}: {error.object!r} is not UTF-8; names must be UTF-8", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
@@ -57,5 +58,5 @@ def _fail_usage(fault: typer.TyperException, name: str) -> NoReturn:
     context = getattr(fault, "ctx", None)
     command = context.command_path if context is not None else name
     if message:  # a group without a command has printed its help, and that says it all
-        typer.echo(f"{command}: {message}; see {command} --help", err=True)
+        echo(f"{command}: {message}; see {command} --help", err=True)
     sys.exit(2)

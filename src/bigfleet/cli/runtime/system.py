@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import msgspec
 import structlog
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -27,6 +26,7 @@ from starlette.routing import Route
 from ulid import ULID
 
 from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.log_lines import encode_line
 
 #: What `/readyz` says where nothing better is known.
 NOT_READY = "not ready"
@@ -62,7 +62,7 @@ def system_rng() -> random.Random:
 
 
 def configure_logging(component: str, level: str = "info") -> None:
-    """Send JSON lines to standard error, one per event, with `component` in each; stdlib logging joins them."""
+    """Send JSON lines of bounded length to standard error, with `component` in each; stdlib logging joins them."""
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -70,7 +70,7 @@ def configure_logging(component: str, level: str = "info") -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
         structlog.processors.format_exc_info,
     ]
-    renderer = structlog.processors.JSONRenderer(serializer=_encode_json)
+    renderer = structlog.processors.JSONRenderer(serializer=encode_line)
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -86,10 +86,6 @@ def configure_logging(component: str, level: str = "info") -> None:
         )
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
-
-
-def _encode_json(event: object, **_options: object) -> str:
-    return msgspec.json.encode(event, enc_hook=str).decode()
 
 
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]], *, threads_seconds_max: float | None = None) -> int:

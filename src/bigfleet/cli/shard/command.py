@@ -178,9 +178,19 @@ _Advertise = Annotated[
 _ClusterPolicy = Annotated[
     Path | None, typer.Option(metavar="FILE", help="YAML file of settings per cluster; reloaded on SIGHUP.")
 ]
+_HelloMax = Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a session's first frame; at most 64KiB.")]
+_FrameMax = Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of an operator's frame; at most 32MiB.")]
 _LogLevel = Annotated[
     str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
 ]
+
+
+def _lowered(text: str, flag: str, bytes_max: int) -> int:
+    """Return a size that may only be lowered. Raises UsageFault naming the flag."""
+    size_bytes = parse_size_bytes(text, flag)
+    if size_bytes > bytes_max:
+        raise UsageFault(f"{flag}: {text!r} is above the limit of {bytes_max} bytes; use that or less")
+    return size_bytes
 
 
 class ShardCommand(SwitchGroup):
@@ -238,6 +248,8 @@ class ShardCommand(SwitchGroup):
                 "--cluster-silence-alert",
                 "--available-capacity-interval",
                 "--outbox-frames",
+                "--hello-max-bytes",
+                "--frame-max-bytes",
             ),
             "Audit log and recording": ("--audit-log", "--audit-log-max-bytes", "--record", "--record-max-bytes"),
             TLS_SECTION: TLS_OPTIONS,
@@ -297,6 +309,8 @@ class ShardFlags:
     cluster_silence_alert: _SilenceAlert = "10m"
     available_capacity_interval: _HintInterval = "5s"
     cluster_policy: _ClusterPolicy = None
+    hello_max_bytes: _HelloMax = "64KiB"
+    frame_max_bytes: _FrameMax = "32MiB"
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
@@ -394,6 +408,7 @@ class ShardFlags:
         """Return who the shard is and where it is. Raises UsageFault naming the flag."""
         from bigfleet.cli.shard.place import ShardPlace
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
+        from bigfleet.rpc.servers.session import FRAME_BYTES_MAX, HELLO_BYTES_MAX
 
         return ShardPlace(
             shard_id=ShardId(self.id),
@@ -412,6 +427,8 @@ class ShardFlags:
             record=self.record,
             record_bytes_max=parse_size_bytes(self.record_max_bytes, "--record-max-bytes"),
             cluster_policy=self._policies(),
+            hello_bytes_max=_lowered(self.hello_max_bytes, "--hello-max-bytes", HELLO_BYTES_MAX),
+            frame_bytes_max=_lowered(self.frame_max_bytes, "--frame-max-bytes", FRAME_BYTES_MAX),
         )
 
     def _policies(self) -> "PolicyFile | None":

@@ -9,6 +9,7 @@ from pathlib import Path
 from bigfleet.model.ids import ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.rpc.security.tls import TlsFiles
+from bigfleet.rpc.servers.session import FRAME_BYTES_MAX, HELLO_BYTES_MAX
 from bigfleet.shard.cluster_policy import PolicyFile
 
 
@@ -43,3 +44,6 @@ class ShardPlace:
     record_bytes_max: int = 256 * 1024 * 1024
     #: Settings of single clusters, as read at the start; None treats all alike.
     cluster_policy: PolicyFile | None = None
+    #: Bounds of a session's first frame, and of every other frame of an operator.
+    hello_bytes_max: int = HELLO_BYTES_MAX
+    frame_bytes_max: int = FRAME_BYTES_MAX

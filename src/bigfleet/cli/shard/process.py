@@ -31,7 +31,7 @@ from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
-from bigfleet.rpc.security.tls import TlsFiles, export_expiry
+from bigfleet.rpc.security.tls import export_expiry
 from bigfleet.rpc.servers import session as session_server
 from bigfleet.rpc.servers import shardread as shardread_server
 from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
@@ -110,7 +110,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
-        server = _grpc_server(shard, clock, registry, place.tls)
+        server = _grpc_server(shard, clock, registry, place)
         try:
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
@@ -201,17 +201,20 @@ async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: async
         shard.wake()
 
 
-def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, tls: TlsFiles | None) -> GrpcServer:
+def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, place: ShardPlace) -> GrpcServer:
     gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME,))
-    if tls is not None:
-        export_expiry(tls, registry, "bigfleet_shard")
+    if place.tls is not None:
+        export_expiry(place.tls, registry, "bigfleet_shard")
+    sessions = session_server.SessionServicer(shard, gate, hello_bytes_max=place.hello_bytes_max)
 
     def register(server: aio.Server) -> None:
-        session_server.add_to_server(session_server.SessionServicer(shard, gate), server)
+        session_server.add_to_server(sessions, server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock), server)
 
     services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
-    return GrpcServer(services=services, register=register, tls=tls, gate=gate)
+    return GrpcServer(
+        services=services, register=register, receive_bytes_max=place.frame_bytes_max, tls=place.tls, gate=gate
+    )
 
 
 async def _run_until(

@@ -18,6 +18,7 @@ import typer
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,21 +96,21 @@ def list_scenarios() -> None:
     from bigfleet.sim.plan_generator import ALL_FAULTS
     from bigfleet.sim.world.run import SILENCE_CHANGES_NOTHING
 
-    typer.echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
-    typer.echo(f"{OPERATOR_WORLD}: the operator and the pod controller on a simulated Kubernetes under such faults")
+    echo(f"{FAULT_WORLD}: shards, coordinator, provider and clusters under faults that the seed draws")
+    echo(f"{OPERATOR_WORLD}: the operator and the pod controller on a simulated Kubernetes under such faults")
     closed_loops = _closed_loops()
     for name in closed_loops:
-        typer.echo(f"{name}: {_description_of(name)}")
+        echo(f"{name}: {_description_of(name)}")
     if not closed_loops:
-        typer.echo(f"closed-loop scenarios: none here; {_WHERE_CLOSED_LOOPS_ARE}")
-    typer.echo(f"\nfaults: {', '.join(ALL_FAULTS)}")
-    typer.echo(f"faults of {OPERATOR_WORLD} alone: {', '.join(KUBERNETES_FAULTS)}\n")
+        echo(f"closed-loop scenarios: none here; {_WHERE_CLOSED_LOOPS_ARE}")
+    echo(f"\nfaults: {', '.join(ALL_FAULTS)}")
+    echo(f"faults of {OPERATOR_WORLD} alone: {', '.join(KUBERNETES_FAULTS)}\n")
     sentences = [(each.name, each.sentence) for each in INVARIANTS]
     sentences += [(name, " ".join((check.__doc__ or "").split())) for name, check in CHECKS]
     sentences += [("S12", SILENCE_CHANGES_NOTHING), ("L2", L2_SENTENCE), *SENTENCES]
     # Safety before liveness before the operator's, S2 before S10.
     for name, sentence in sorted(set(sentences), key=lambda pair: ("SLK".index(pair[0][0]), int(pair[0][1:]), pair[1])):
-        typer.echo(f"{name:<4} {sentence}")
+        echo(f"{name:<4} {sentence}")
 
 
 @app.command(cls=HelpCommand)
@@ -176,7 +177,7 @@ def _run_one(seed: int, steps: int | None, trace: Path | None, page: Path | None
     with _progress(f"seed {seed}", None):
         result = run_plan(plan_of(seed, steps))
     for line in seed_lines(seed_run(result)):
-        typer.echo(line)
+        echo(line)
     _write(result, trace, page)
     if result.violations:
         raise typer.Exit(1)
@@ -189,7 +190,7 @@ def _run_operators(seed: int, steps: int | None) -> None:
     with _progress(f"seed {seed}", None):
         run = run_operator_seed(seed, steps)
     for line in seed_lines(run):
-        typer.echo(line)
+        echo(line)
     if run.violations:
         raise typer.Exit(1)
 
@@ -215,7 +216,7 @@ def _run_many(runs: Iterable["SeedRun"], require_marks: bool, *, known: int | No
             advance()
     lines = total_lines(total, (), OPERATOR_WORLD) if of_operators else total_lines(total, MARKS)
     for line in lines:
-        typer.echo(line)
+        echo(line)
     if total.failures or (require_marks and not all(total.reached[mark] for mark in MARKS)):
         raise typer.Exit(1)
 
@@ -231,7 +232,7 @@ def _run_scenario(name: str, seed: int, cycles_max: int | None) -> None:
     except ScenarioFault as fault:
         raise UsageFault(str(fault)) from fault
     for line in outcome_lines(outcome):
-        typer.echo(line)
+        echo(line)
     if not outcome.is_met:
         raise typer.Exit(1)
 
@@ -254,13 +255,13 @@ def replay(trace: _Trace) -> None:
     difference = first_difference(former.entries, result.journal.entries)
     if difference is not None:
         for which, entry in zip(("the trace", "this run "), difference, strict=True):
-            typer.echo(f"{which}: {entry.line if entry is not None else 'ends here'}")
+            echo(f"{which}: {entry.line if entry is not None else 'ends here'}")
     for line in violation_lines(seed_run(result)):
-        typer.echo(line)
-    typer.echo(f"trace hash: {result.trace_hash}")
+        echo(line)
+    echo(f"trace hash: {result.trace_hash}")
     if former.trace_hash != result.trace_hash:
         raise RunFault(f"the course differs from that of {trace}: the code or the program's libraries are others")
-    typer.echo("the same course as in the trace")
+    echo("the same course as in the trace")
     if result.violations:
         raise typer.Exit(1)
 
@@ -287,11 +288,11 @@ def shrink(
     except NothingFails as fault:
         raise UsageFault(f"{fault}; name a seed that fails") from fault
     plan = result.plan
-    typer.echo(f"faults: {', '.join(plan.faults) or 'none'}")
-    typer.echo(f"machines: {sum(pool.count for pool in plan.pools)} in {len(plan.pools)} pools")
-    typer.echo(f"clusters: {', '.join('+'.join(kind.name for kind in kinds) for kinds in plan.clusters)}")
+    echo(f"faults: {', '.join(plan.faults) or 'none'}")
+    echo(f"machines: {sum(pool.count for pool in plan.pools)} in {len(plan.pools)} pools")
+    echo(f"clusters: {', '.join('+'.join(kind.name for kind in kinds) for kinds in plan.clusters)}")
     for line in seed_lines(seed_run(result)):
-        typer.echo(line)
+        echo(line)
     _write(result, trace, page)
 
 
@@ -388,10 +389,13 @@ def _keep_kernels() -> None:
 @contextmanager
 def _progress(what: str, total: int | None) -> "Iterator[Callable[[], None]]":
     """Show a bar on standard error when a person looks at it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from bigfleet.cli.runtime.console import TerminalConsole
+
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        *columns, console=TerminalConsole(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)

@@ -15,6 +15,7 @@ from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.get.coordinator_asking import ADDRESS, _Addr
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ def save(
         raise fault_of(fault) from fault
     except SnapshotFault as fault:
         raise RunFault(str(fault)) from fault
-    typer.echo(f"{directory}: term {taken.meta.term}, index {taken.meta.index}, {taken.meta.size} bytes")
+    echo(f"{directory}: term {taken.meta.term}, index {taken.meta.index}, {taken.meta.size} bytes")
 
 
 @app.command(cls=SwitchCommand)
@@ -96,7 +97,7 @@ def restore(
     asyncio.run(_restore(url, tls, restored, term=term, is_forced=force))
     tables = sorted({key.table.value for key, _ in restored.rows})
     counts = ", ".join(f"{sum(key.table.value == name for key, _ in restored.rows)} {name}" for name in tables)
-    typer.echo(f"{store}: {counts or 'no rows'}, saved at {restored.meta.saved_at}; terms begin above {term}")
+    echo(f"{store}: {counts or 'no rows'}, saved at {restored.meta.saved_at}; terms begin above {term}")
 
 
 async def _restore(

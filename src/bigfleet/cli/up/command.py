@@ -110,14 +110,14 @@ def _run(main: "Callable[[Console], Coroutine[Any, Any, int]]") -> NoReturn:
     import logging
 
     import structlog
-    from rich.console import Console
 
+    from bigfleet.cli.runtime.console import TerminalConsole
     from bigfleet.cli.runtime.system import run_loop
     from bigfleet.cli.up.run import SUMMARY_WIDTH
 
     # What the clusters' sessions would log is in the view; the children's logs are files of their own.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    console = Console()
+    console = TerminalConsole()
     if not console.is_terminal:
-        console = Console(width=SUMMARY_WIDTH)
+        console = TerminalConsole(width=SUMMARY_WIDTH)
     raise typer.Exit(run_loop(lambda: main(console)))

@@ -5,18 +5,18 @@ call that the table does not allow is refused, and so is every name in a message
 here may look at a message to find out who sent it.
 """
 
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
-import grpc
 import structlog
 from grpc import aio
 from prometheus_client import CollectorRegistry, Counter
 
 from bigfleet.model.ids import identifier_fault
+from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of_pem
 
 SCHEME = "bigfleet"
 SESSION = "/bigfleet.v1alpha1.Shard/Session"
@@ -26,6 +26,8 @@ _COORDINATOR = "/bigfleet.v1alpha1.Coordinator/"
 REPORT = _COORDINATOR + "ReportShard"
 #: What is logged of the names in a foreign certificate.
 _PRESENTED_CHARACTERS_MAX = 1024
+#: Certificates whose names are remembered, so that a call costs no parse.
+_CERTIFICATES_MAX = 4096
 
 _log = structlog.get_logger("bigfleet.rpc.security.identity")
 
@@ -103,12 +105,28 @@ MAY_CALL: Mapping[str, frozenset[PeerRole]] = {
 }
 #: Services of gRPC itself, beside ours on every server: for everybody with an identity.
 _FOR_EVERY_ROLE = ("/grpc.health.v1.Health/", "/grpc.reflection.v1alpha.ServerReflection/")
-#: Their servicers ask the gate themselves, at the point that docs/spec/wire.md §4 names.
-_ASKED_BY_SERVICER = (SESSION, _PROVIDER, _COORDINATOR)
+
+
+def identity_of_certificate(pem: bytes) -> PeerIdentity:
+    """Return the identity in a certificate, which is read from its own bytes. Raises Denied."""
+    try:
+        return identity_in(_uris_of_pem(pem))
+    except UnreadableCertificate as fault:
+        raise Denied(str(fault)) from fault
+
+
+_uris_of_pem = lru_cache(maxsize=_CERTIFICATES_MAX)(uris_of_pem)
 
 
 def identity_in(uris: Iterable[str]) -> PeerIdentity:
-    """Return the identity among a certificate's URIs; those with other schemes are ignored. Raises Denied."""
+    """Return the identity among a certificate's URIs; those with other schemes are ignored. Raises Denied.
+
+    A URI with a control character denies the whole certificate: no authority issues one by mistake.
+    """
+    uris = tuple(uris)
+    odd = next((uri for uri in uris if not uri.isprintable()), None)
+    if odd is not None:
+        raise Denied(f"the certificate names {odd[:_PRESENTED_CHARACTERS_MAX]!r}, which has a control character")
     ours = [uri for uri in uris if uri.partition(":")[0].lower() == SCHEME]
     if len(ours) != 1:
         names = ", ".join(ours)[:_PRESENTED_CHARACTERS_MAX]
@@ -131,7 +149,22 @@ def peer_identity(context: _Context) -> PeerIdentity | None:
     # The process allows nothing older (bigfleet.rpc.security.tls_floor); where that came too late, the call is denied.
     if _property(auth, "ssl_tls_version") != ["TLSv1.3"]:
         raise Denied("the connection is not TLS 1.3")
-    return identity_in(_property(auth, "peer_uri"))
+    return identity_of_certificate(_certificate_in(auth))
+
+
+def _certificate_in(auth: Mapping[str, Iterable[bytes]]) -> bytes:
+    """Return the PEM of the peer's own certificate, empty without one."""
+    return next(iter(auth.get("x509_pem_cert", ())), b"")
+
+
+def _presented(context: _Context) -> str:
+    """Return the names in the peer's certificate as a log line shows them."""
+    try:
+        uris = _uris_of_pem(_certificate_in(context.auth_context()))
+    except UnreadableCertificate:
+        return ""
+    shown = ", ".join(uri if uri.isprintable() else repr(uri) for uri in uris)
+    return shown[:_PRESENTED_CHARACTERS_MAX]
 
 
 def _property(auth: Mapping[str, Iterable[bytes]], name: str) -> list[str]:
@@ -154,6 +187,8 @@ class Gate:
         `certify` lets an admin change machines of a provider with any token, for a conformance run.
         """
         self._certify = certify
+        #: Called with the name of each RPC that was refused before its request was parsed.
+        self.on_role_refused: list[Callable[[str], None]] = []
         self._rejected: Counter | None = None
         if registry is not None:
             text = "Calls refused because of the certificate"
@@ -198,9 +233,13 @@ class Gate:
 
     def log_refusal(self, context: _Context, rpc: str, denied: Denied, count: Counter | None = None) -> None:
         """Log a refusal with the identity that was presented, and count it, in `count` if that is its own."""
-        uris = ", ".join(_property(context.auth_context(), "peer_uri"))
-        presented = uris[:_PRESENTED_CHARACTERS_MAX]
-        _log.warning("tls.identity_rejected", rpc=rpc, presented=presented, reason=str(denied), peer=context.peer())
+        _log.warning(
+            "tls.identity_rejected",
+            rpc=rpc,
+            presented=_presented(context),
+            reason=str(denied),
+            peer=context.peer(),
+        )
         if count is not None:
             count.inc()
         elif self._rejected is not None:
@@ -212,63 +251,3 @@ class Gate:
 
     def _certifies(self, identity: PeerIdentity, rpc: str) -> bool:
         return self._certify and identity.role is PeerRole.ADMIN and rpc.startswith(_PROVIDER)
-
-
-class IdentityInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
-    """Asks the gate before every RPC of a server whose servicer does not ask by itself."""
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any]":
-        """Return the method's handler behind the gate."""
-        handler = await continuation(handler_call_details)
-        rpc = handler_call_details.method
-        # gRPC answers UNIMPLEMENTED where there is no handler; its stubs do not know that.
-        if handler is None or rpc.startswith(_ASKED_BY_SERVICER):
-            return handler
-        return self._guarded(handler, rpc)
-
-    def _guarded(self, handler: "grpc.RpcMethodHandler[Any, Any]", rpc: str) -> "grpc.RpcMethodHandler[Any, Any]":
-        async def admit(context: _Context) -> None:
-            try:
-                self._gate.check(context, rpc)
-            except Denied as denied:
-                self._gate.log_refusal(context, rpc, denied)
-                await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
-
-        for kind, make in _HANDLER_KINDS.items():
-            answer = getattr(handler, kind)
-            if answer is not None:
-                return make(_behind(answer, admit), handler.request_deserializer, handler.response_serializer)
-        raise AssertionError(f"the handler of {rpc} answers nothing")
-
-
-_HANDLER_KINDS: Mapping[str, Callable[[Any, Any, Any], "grpc.RpcMethodHandler[Any, Any]"]] = {
-    "unary_unary": grpc.unary_unary_rpc_method_handler,
-    "unary_stream": grpc.unary_stream_rpc_method_handler,
-    "stream_unary": grpc.stream_unary_rpc_method_handler,
-    "stream_stream": grpc.stream_stream_rpc_method_handler,
-}
-
-
-def _behind(answer: Any, admit: Callable[[_Context], Awaitable[None]]) -> Any:
-    """Return a handler of the same kind, generator or coroutine, that admits first."""
-    if inspect.isasyncgenfunction(answer):
-
-        async def stream(request: Any, context: _Context) -> Any:
-            await admit(context)
-            async for message in answer(request, context):
-                yield message
-
-        return stream
-
-    async def call(request: Any, context: _Context) -> Any:
-        await admit(context)
-        return await answer(request, context)
-
-    return call

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry, Gauge
 
+from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of
 from bigfleet.rpc.security.identity import Denied, PeerIdentity, identity_in
 
 _log = structlog.get_logger("bigfleet.rpc.security.tls")
@@ -204,9 +205,6 @@ def _parse_certificates(path: Path, content: bytes) -> list[x509.Certificate]:
 
 def _uris(path: Path, certificate: x509.Certificate) -> tuple[str, ...]:
     try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return ()
-    except ValueError as error:
+        return uris_of(certificate)
+    except UnreadableCertificate as error:
         raise TlsFault(f"{path}: its alternative names cannot be read") from error
-    return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))

@@ -1,8 +1,8 @@
 """Serves `Coordinator`: reports of shards, what administrators change, what readers list.
 
-docs/spec/wire.md §4 and §10, docs/spec/coordinator.md §4. Order of checks: leadership; for ReportShard arguments, then
-identity; for the others identity, then arguments; then the action. A replica that does not lead names the leader in the
-trailing metadata. Nothing here decides what a shard is sent.
+docs/spec/wire.md §4 and §10, docs/spec/coordinator.md §4. Order of checks: identity, leadership, arguments, then the
+action. A replica that does not lead names the leader in the trailing metadata. Nothing here decides what a shard is
+sent.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -72,9 +72,16 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._clock = clock
         self._gate = gate or Gate()
         self._on_refused = on_refused
+        self._gate.on_role_refused.append(self._count_role_refused)
 
     async def ReportShard(self, request: coordinator_pb2.ShardReport, context: _Context) -> coordinator_pb2.ReportAck:
         """Take a report and answer it."""
+        try:
+            self._gate.check_report(context, request.shard_id)
+        except Denied as denied:
+            self._on_refused()
+            self._gate.log_refusal(context, REPORT, denied)
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(denied))
         await self._must_lead(context)
         try:
             report = report_from_wire(request)
@@ -83,12 +90,6 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             named = request.shard_id[:IDENTIFIER_BYTES_MAX]
             _log.warning("coordinator.report_rejected", shard=named, error=str(fault), peer=context.peer())
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(fault))
-        try:
-            self._gate.check_report(context, request.shard_id)
-        except Denied as denied:
-            self._on_refused()
-            self._gate.log_refusal(context, REPORT, denied)
-            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(denied))
         return answer_to_wire(await self._do(context, lambda term: term.report(report)))
 
     # ---- changes -------------------------------------------------------------------------------------------------
@@ -242,6 +243,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- checks --------------------------------------------------------------------------------------------------
 
+    def _count_role_refused(self, rpc: str) -> None:
+        if rpc == REPORT:
+            self._on_refused()
+
     async def _must_lead(self, context: _Context) -> Term:
         async def leading() -> Term:
             return self._replica.leading()
@@ -259,13 +264,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return context.peer() if identity is None else identity.uri
 
     async def _admit(self, context: _Context, method: str) -> str:
+        by = await self._identify(context, method)
         await self._must_lead(context)
-        return await self._identify(context, method)
+        return by
 
     async def _reading(self, context: _Context, method: str) -> Term:
-        term = await self._must_lead(context)
         await self._identify(context, method)
-        return term
+        return await self._must_lead(context)
 
     # ---- actions -------------------------------------------------------------------------------------------------
 

@@ -160,6 +160,7 @@ class ProviderServicer:
         self._service = service
         self._clock = clock
         self._gate = gate or Gate()
+        self._gate.on_role_refused.append(self._count_role_refused)
 
     def register(self, server: aio.Server) -> None:
         """Add the service to a server."""
@@ -201,6 +202,11 @@ class ProviderServicer:
             raise AssertionError("abort always raises")
 
         return grpc.unary_unary_rpc_method_handler(handle, parse, serialize)
+
+    def _count_role_refused(self, rpc: str) -> None:
+        _, service, method = rpc.split("/")
+        if service == SERVICE:
+            self._service.metrics.rpc_requests.labels(method, Code.PERMISSION_DENIED.value).inc()
 
     def _admit(self, context: Context, method: str, request: object) -> None:
         """Return when the caller's certificate allows the call; it comes before everything else (§3)."""

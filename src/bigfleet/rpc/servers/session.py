@@ -5,7 +5,7 @@ the same stream. Each end of a session here ends it in the registry. It decides 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from bigfleet.model.frames import (
     ReclaimAck,
 )
 from bigfleet.model.ids import identifier_fault
+from bigfleet.rpc.aborted_calls import release_frames
 from bigfleet.rpc.security.identity import SESSION, Denied, Gate
 from bigfleet.rpc.wire.convert_session import (
     ReceivedOperatorFrame,
@@ -38,6 +39,10 @@ _SERVICE = shard_pb2.DESCRIPTOR.services_by_name["Shard"]
 SERVICE_NAME = _SERVICE.full_name
 SESSION_METHOD = _SERVICE.methods_by_name["Session"].name
 HELLO_TIMEOUT_SECONDS = 10.0
+#: The first frame of a session, which comes from a peer whose cluster is not known yet.
+HELLO_BYTES_MAX = 64 * 1024
+#: Any frame of an operator; the largest roll-up that the bounds of docs/spec/wire.md §2 are used for has a few MiB.
+FRAME_BYTES_MAX = 32 * 1024 * 1024
 #: A stream that takes nothing for this long is given up (docs/spec/shard.md §10.4).
 WRITE_TIMEOUT_SECONDS = 60.0
 #: How long an ended stream may take its status; behind a peer that reads nothing it would wait for ever.
@@ -58,27 +63,36 @@ _STATUS: Mapping[CloseReason, tuple[grpc.StatusCode, str]] = {
 
 #: Frames come as bytes: most of them are roll-ups that need no parsing.
 _Context = aio.ServicerContext[bytes, shard_pb2.ShardMessage]
-_Frames = AsyncIterator[bytes]
 
 
 class SessionServicer:
     """One shard's sessions over gRPC."""
 
-    def __init__(self, shard: Shard, gate: Gate | None = None) -> None:
+    def __init__(self, shard: Shard, gate: Gate | None = None, *, hello_bytes_max: int = HELLO_BYTES_MAX) -> None:
+        """`hello_bytes_max` bounds the first frame; the server's own limit bounds the others."""
         self._shard = shard
         self._gate = gate or Gate()
+        self._hello_bytes_max = hello_bytes_max
 
-    async def Session(self, request_iterator: _Frames, context: _Context) -> None:
+    async def Session(self, _frames: object, context: _Context) -> None:
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
+        try:
+            await self._serve(context)
+        except aio.AbortError as error:
+            # gRPC has the status; it raises the error again by itself.
+            release_frames(error)
+
+    async def _serve(self, context: _Context) -> None:
+        await self._admit(context)
         sessions = self._shard.sessions
         if not sessions.is_stopping:
-            hello = await self._hello(request_iterator, context)
+            hello = await self._hello(context)
             # On its own: with a first write that is cancelled, gRPC would send it twice and the status never.
             await context.send_initial_metadata(())
         if sessions.is_stopping:
             await context.abort(*_STATUS[CloseReason.STOPPING])
         session = sessions.open(hello)
-        stream = _Stream(self._shard, session, request_iterator, context)
+        stream = _Stream(self._shard, session, context)
         writer = asyncio.create_task(stream.write())
         tasks = [writer, asyncio.create_task(stream.read()), asyncio.create_task(self._shard.serve_rollups(session))]
         try:
@@ -97,35 +111,69 @@ class SessionServicer:
         except TimeoutError:
             _log.info("session.status_undelivered", cluster=session.cluster, code=code.name)
 
-    async def _hello(self, frames: _Frames, context: _Context) -> Hello:
+    async def _admit(self, context: _Context) -> None:
+        """Return when the peer may open sessions; no frame of another peer is read."""
+        try:
+            self._gate.check(context, SESSION)
+        except Denied as denied:
+            await self._refuse(context, denied)
+
+    async def _refuse(self, context: _Context, denied: Denied) -> None:
+        self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
+
+    async def _hello(self, context: _Context) -> Hello:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                content = await anext(aiter(frames), None)
-            frame = operator_frame_from_bytes(content, None) if content is not None else None
+                content = await _next_frame(context)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 10 s")
-        except (DecodeError, MalformedMessage) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first frame could not be read: {error}")
-        if not isinstance(frame, Hello):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session must be hello")
-        fault = identifier_fault(frame.cluster_id)
-        if fault is not None:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {fault}")
+        frame, code, fault = _read_hello(content, self._hello_bytes_max)
+        # The bytes are not kept for as long as the status takes.
+        del content
+        if frame is None:
+            await context.abort(code, fault)
+            raise AssertionError("abort always raises")
         try:
             self._gate.check_cluster(context, frame.cluster_id)
         except Denied as denied:
-            self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
+            await self._refuse(context, denied)
+        wrong = identifier_fault(frame.cluster_id)
+        if wrong is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"hello.cluster_id {wrong}")
         return frame
+
+
+async def _next_frame(context: _Context) -> bytes | None:
+    """Return the operator's next frame, None at the end of its direction of the stream.
+
+    Not by the iterator that gRPC offers, which keeps the last frame in a reference cycle of its own.
+    """
+    content = await context.read()
+    return content if isinstance(content, bytes) else None
+
+
+def _read_hello(content: bytes | None, bytes_max: int) -> tuple[Hello | None, grpc.StatusCode, str]:
+    """Return the Hello of the first frame; without one, the status and text for the peer."""
+    size_bytes = len(content) if content is not None else 0
+    if size_bytes > bytes_max:
+        text = f"the first frame has {size_bytes} bytes, at most {bytes_max} are read"
+        return None, grpc.StatusCode.RESOURCE_EXHAUSTED, text
+    try:
+        frame = operator_frame_from_bytes(content, None) if content is not None else None
+    except (DecodeError, MalformedMessage) as error:
+        return None, grpc.StatusCode.INVALID_ARGUMENT, f"the first frame could not be read: {error}"
+    if not isinstance(frame, Hello):
+        return None, grpc.StatusCode.INVALID_ARGUMENT, "the first frame of a session must be hello"
+    return frame, grpc.StatusCode.OK, ""
 
 
 class _Stream:
     """The two directions of one session's stream. Whichever of them ends ends the session."""
 
-    def __init__(self, shard: Shard, session: OperatorSession, frames: _Frames, context: _Context) -> None:
+    def __init__(self, shard: Shard, session: OperatorSession, context: _Context) -> None:
         self._shard = shard
         self._session = session
-        self._frames = frames
         self._context = context
         self._has_logged_unknown = False
         #: What was wrong with the frame that ended the session, for the status.
@@ -157,14 +205,17 @@ class _Stream:
         reason = CloseReason.GONE
         try:
             cluster = self._session.cluster
-            async for content in self._frames:
+            while (content := await _next_frame(self._context)) is not None:
                 if not self._shard.sessions.is_current(self._session):
                     return
                 frame = operator_frame_from_bytes(content, self._shard.intake.digest_of(cluster))
+                # The wait for the next frame keeps nothing of this one.
+                del content
                 if isinstance(frame, Hello) and frame.cluster_id != cluster:
                     reason = CloseReason.MISROUTED
                     return
                 self._route(frame)
+                del frame
         except (DecodeError, MalformedMessage) as error:
             reason, self.fault = CloseReason.MALFORMED, str(error)
         except (aio.AbortError, aio.UsageError):

@@ -3,6 +3,7 @@
 The bounds are those of docs/spec/wire.md §2. Equal maps give the same objects. Nothing here mends a quantity.
 """
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
@@ -18,6 +19,7 @@ STRING_BYTES_MAX: Final = 1_024
 #: Resource maps that are shared; many differ from roll-up to roll-up.
 _AMOUNTS_CACHED_MAX: Final = 16_384
 _NAME_SHOWN_CHARACTERS_MAX: Final = 64
+_CONTROL_CHARACTERS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def amounts_of(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, Family]]:
@@ -41,8 +43,8 @@ def _sound_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[
     written: dict[str, Family] = {}
     for name, text in items:
         milli = parse_quantity(text)
-        if milli < 0 or text_bytes(name) > STRING_BYTES_MAX:
-            raise QuantityError("a negative quantity, or a name that is too long")
+        if milli < 0 or text_bytes(name) > STRING_BYTES_MAX or control_character_in(name):
+            raise QuantityError("a negative quantity, or a name that is too long or has a control character")
         if milli:
             amounts[name] = milli
         written[name] = quantity_family(text)
@@ -53,7 +55,7 @@ def check_vector(place: str, texts: Mapping[str, str]) -> None:
     """Raise MalformedMessage for the first fault of a resource map, names ascending."""
     check_count(place, len(texts), "names", RESOURCE_NAMES_MAX)
     for name in sorted(texts):
-        check_string(f"{place}[{_shown(name)}]", name, "the name has")
+        check_text(f"{place}[{_shown(name)}]", name, "the name has")
         try:
             milli = parse_quantity(texts[name])
         except QuantityError as error:
@@ -78,6 +80,22 @@ def check_string(place: str, text: str, subject: str = "has") -> None:
     size_bytes = text_bytes(text)
     if size_bytes > STRING_BYTES_MAX:
         raise MalformedMessage(place, f"{subject} {size_bytes} bytes, at most {STRING_BYTES_MAX} are allowed")
+
+
+def check_text(place: str, text: str, subject: str = "has") -> None:
+    """Raise MalformedMessage for a name or value that is too long or has a control character."""
+    check_string(place, text, subject)
+    character = control_character_in(text)
+    if character:
+        raise MalformedMessage(place, f"{subject} the control character {character!r}, which no name or value may have")
+
+
+def control_character_in(text: str) -> str:
+    """Return the first control character or line separator of a text, empty without one."""
+    if text.isprintable():
+        return ""
+    found = _CONTROL_CHARACTERS.search(text)
+    return found[0] if found else ""
 
 
 def text_bytes(text: str) -> int:

@@ -21,7 +21,7 @@ from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, T
 from bigfleet.model.quantity import Family
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads, overhead_fault
 from bigfleet.model.vector import Vector, format_vector
-from bigfleet.rpc.wire.amounts import amounts_of, check_count, check_string
+from bigfleet.rpc.wire.amounts import amounts_of, check_count, check_text
 from bigfleet.rpc.wire.convert_shapes import NO_SHAPES, check_agreement, shapes_from_wire, shapes_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2
 from bigfleet.rpc.wire.rollup_head import head_of_rollup
@@ -167,7 +167,7 @@ class _Demand(NamedTuple):
 def _demand_from_wire(message: capacity_pb2.ClusterCapacityNeeds, *, may_have_shapes: bool) -> _Demand:
     """Read every row; the message is of no use afterwards. No shapes are looked for where there are none."""
     check_count("needs", len(message.needs), "rows", NEEDS_MAX)
-    check_string("cluster_id", message.cluster_id)
+    check_text("cluster_id", message.cluster_id)
     cluster = ClusterId(message.cluster_id)
     needs = tuple([_need_from_wire(cluster, row, index, may_have_shapes) for index, row in enumerate(message.needs)])
     return _Demand(needs, _overheads_from_wire(message.overheads))
@@ -294,7 +294,7 @@ def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: i
         if found.shapes and texts:
             check_agreement("shapes", found, aggregate)
         if group:
-            check_string("group", group)
+            check_text("group", group)
             if not kind.is_same:
                 raise MalformedMessage("group", "is set, but none of the row's requirements has the operator Same")
     except MalformedMessage as fault:
@@ -366,7 +366,7 @@ def _profile(
     )
     topology = [_WireSpread.FromString(content) for content in spreads]
     for index, spread in enumerate(topology):
-        check_string(f"spread[{index}].topology_key", spread.topology_key)
+        check_text(f"spread[{index}].topology_key", spread.topology_key)
     _check_bucket("interruption_penalty_bucket", interruption_bucket)
     _check_bucket("reclamation_penalty_bucket", reclamation_bucket)
     return Profile(
@@ -388,7 +388,7 @@ def _profile(
 def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: str) -> Requirement:
     if not message.key:
         raise MalformedMessage(f"{place}.key", "is empty")
-    check_string(f"{place}.key", message.key)
+    check_text(f"{place}.key", message.key)
     operator = _OPERATORS.get(message.operator, Operator.UNSPECIFIED)
     if operator is Operator.UNSPECIFIED:
         known = ", ".join(f"{other.label} ({other.value})" for other in Operator if other is not Operator.UNSPECIFIED)
@@ -398,7 +398,7 @@ def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: s
         raise MalformedMessage(f"{place}.values", f"is empty, the operator {operator.label} needs at least one value")
     check_count(f"{place}.values", len(values), "values", VALUES_MAX)
     for index, value in enumerate(values):
-        check_string(f"{place}.values[{index}]", value)
+        check_text(f"{place}.values[{index}]", value)
     return _requirement(message.key, operator, values)
 
 

@@ -31,7 +31,7 @@ from bigfleet.model.frames import (
     Taint,
     UnmetReason,
 )
-from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, text_bytes
+from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, check_text, text_bytes
 from bigfleet.rpc.wire.convert_machine import resources_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.wire.convert_need import (
     ReceivedRollUp,
@@ -57,6 +57,10 @@ __all__ = [
 
 #: What Configure may carry (docs/spec/wire.md §8, docs/spec/provider.md §3).
 USER_DATA_BYTES_MAX = 1024 * 1024
+
+#: Of a Hello: names of capabilities, and the length of each.
+CAPABILITIES_MAX = 64
+CAPABILITY_BYTES_MAX = 64
 
 _AVAILABLE_PREFIX = "available:"
 _ELLIPSIS = "…"
@@ -163,13 +167,22 @@ def operator_frame_from_wire(message: shard_pb2.OperatorMessage) -> ReceivedOper
 
 
 def _hello(hello: shard_pb2.Hello) -> Hello:
+    check_count("hello.capabilities", len(hello.capabilities), "names", CAPABILITIES_MAX)
     return Hello(
         cluster_id=_name("hello.cluster_id", hello.cluster_id),
         protocol_version=_name("hello.protocol_version", hello.protocol_version),
         capabilities=frozenset(
-            _name(f"hello.capabilities[{index}]", capability) for index, capability in enumerate(hello.capabilities)
+            _capability(f"hello.capabilities[{index}]", capability)
+            for index, capability in enumerate(hello.capabilities)
         ),
     )
+
+
+def _capability(place: str, capability: str) -> str:
+    size_bytes = text_bytes(capability)
+    if size_bytes > CAPABILITY_BYTES_MAX:
+        raise MalformedMessage(place, f"has {size_bytes} bytes, at most {CAPABILITY_BYTES_MAX} are allowed")
+    return capability
 
 
 def _node_status(status: shard_pb2.NodeStatus) -> NodeStatus:
@@ -178,6 +191,8 @@ def _node_status(status: shard_pb2.NodeStatus) -> NodeStatus:
         for name, quantity in status.requested.items()
     }
     check_count("node_status.requested", len(requested), "names", RESOURCE_NAMES_MAX)
+    for name in requested:
+        check_text("node_status.requested", name, "a name has")
     return NodeStatus(
         machine_id=_name("node_status.machine_id", status.machine_id),
         node_name=_name("node_status.node_name", status.node_name),

@@ -46,6 +46,10 @@ class SessionClosed(Exception):
         self.reason = reason
 
 
+def _do_nothing() -> None:
+    pass
+
+
 class Outbox:
     """The frames of one session.
 
@@ -140,6 +144,8 @@ class Outbox:
             self._waiting.discard(self)
             self._by_key.clear()
             self._resync = None
+            # They refer to the session, which refers to this.
+            self._on_overflow = self._on_loss = _do_nothing
             self._wakeup.set()
             self._ended.set()
 
@@ -193,8 +199,9 @@ class Outbox:
             self._lose()
             return False
         if not self._by_key:
+            on_overflow = self._on_overflow
             self.close(CloseReason.OVERFLOWED)
-            self._on_overflow()
+            on_overflow()
             return False
         oldest = next(iter(self._by_key))
         del self._frames[self._by_key.pop(oldest)]

@@ -175,7 +175,9 @@ class Sessions:
             self._end(former, CloseReason.REPLACED)
             self._on_lifecycle("replaced", former)
         self._on_lifecycle("installed", session)
-        _log.info("session.opened", cluster=session.cluster, capabilities=sorted(session.capabilities))
+        known = session.capabilities & SHARD_CAPABILITIES
+        unknown = len(session.capabilities - known)
+        _log.info("session.opened", cluster=session.cluster, capabilities=sorted(known), unknown_capabilities=unknown)
         self.acknowledge_hello(session)
         self._on_open(session)
         return session

@@ -6,7 +6,7 @@ shard reports (cycle reports, outcomes of roll-ups, audit lines) and must never 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -254,22 +254,13 @@ class ShardSite:
             return
         context = _Context(connection)
         servicer: Any = SessionServicer(shard)
-        handler = asyncio.create_task(servicer.Session(_frames(connection), context))
+        handler = asyncio.create_task(servicer.Session(None, context))
         broken = asyncio.create_task(connection.broken())
         await asyncio.wait((handler, broken), return_when=asyncio.FIRST_COMPLETED)
         handler.cancel()
         broken.cancel()
         await asyncio.gather(handler, broken, return_exceptions=True)
         connection.break_off("the shard ended the stream", context.status)
-
-
-async def _frames(connection: "Connection[bytes, bytes]") -> AsyncIterator[bytes]:
-    while True:
-        try:
-            frame = await connection.to_server.receive()
-        except ConnectionLost:
-            return
-        yield frame
 
 
 class _Aborted(Exception):
@@ -289,6 +280,13 @@ class _Context:
 
     async def send_initial_metadata(self, _metadata: object) -> None:
         """Do nothing: there are no headers."""
+
+    async def read(self) -> bytes | None:
+        """Return the next frame, None when the connection is lost."""
+        try:
+            return await self._connection.to_server.receive()
+        except ConnectionLost:
+            return None
 
     async def write(self, message: Any) -> None:
         """Send a frame; on a broken connection wait for the end, as gRPC cancels its handler."""

@@ -1,0 +1,21 @@
+"""Renders tables and styled text to a terminal without the control characters of others."""
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from bigfleet.cli.runtime.terminal import visible
+
+
+class TerminalConsole(Console):
+    """A console that escapes unsafe characters in everything that it renders; its own styles are unaffected."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Return the segments of a renderable, their text made visible."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            if segment.control or text.isprintable() or (shown := visible(text)) == text:
+                yield segment
+            else:
+                yield Segment(shown, segment.style)

@@ -1,0 +1,31 @@
+"""Reads the URIs in a certificate with a parser of the certificate itself, not with C strings.
+
+docs/spec/wire.md §3. gRPC reports the names of a peer as C strings, which end at a NUL byte: `bigfleet://admin` and
+anything after a NUL byte would be one name. Nothing here decides what a name may do.
+"""
+
+from cryptography import x509
+
+
+class UnreadableCertificate(Exception):
+    """Bytes that are no certificate, or whose alternative names cannot be read."""
+
+
+def uris_of_pem(pem: bytes) -> tuple[str, ...]:
+    """Return the URIs of the first certificate of a PEM text. Raises UnreadableCertificate."""
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except Exception as error:  # which exception depends on where the bytes are wrong
+        raise UnreadableCertificate("the certificate cannot be read") from error
+    return uris_of(certificate)
+
+
+def uris_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Return the URIs among the alternative names of a certificate. Raises UnreadableCertificate."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        return tuple(names.get_values_for_type(x509.UniformResourceIdentifier))
+    except x509.ExtensionNotFound:
+        return ()
+    except Exception as error:  # duplicates, names that are not ASCII, extensions that are not DER
+        raise UnreadableCertificate("the alternative names of the certificate cannot be read") from error

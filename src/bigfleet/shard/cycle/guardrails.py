@@ -53,13 +53,15 @@ class Guardrails:
         metrics: ShardMetrics,
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
+        refused: Callable[[], Set[MachineId]] = frozenset,
     ) -> None:
         """Take the parts.
 
         `load_of` returns what was last reported of a machine's node, `awaited` the machines that wait for the pods
-        which they were acquired for (9.9).
+        which they were acquired for (9.9), `refused` those that the cluster policy does not let their clusters have.
         """
         self._awaited = awaited
+        self._refused = refused
         self._settings = settings
         self._clock = clock
         self._fit_holds = fit_holds
@@ -84,7 +86,7 @@ class Guardrails:
         if is_timer:
             self._reclaims_spent = {}
         # What starts meanwhile is caught when the actions are enqueued.
-        in_flight = self._actuator.in_flight()
+        in_flight = self._actuator.in_flight() | self._refused()
         if disposition is not safety_limits.Disposition.EXECUTE:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))

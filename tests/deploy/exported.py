@@ -1,4 +1,4 @@
-"""What shard, provider, operator and pod controller export, by name with the labels: from their registries."""
+"""What each program exports, by name with the labels: from their registries."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -8,6 +8,7 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bigfleet.cli.pod_controller.process import PodControllerMetrics
+from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.rpc.security.identity import Gate
@@ -23,17 +24,24 @@ OF_PROMETHEUS: Mapping[str, frozenset[str]] = {"up": OF_TARGETS}
 def registries() -> Mapping[str, CollectorRegistry]:
     """Return what each program exports, by the prefix of its series, as its process registers it."""
     shard, provider, operator, pods = World().registry, CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    coordinator = CollectorRegistry()
+    CoordinatorMetrics(coordinator)
     ProviderMetrics(provider)
     OperatorMetrics(operator)
     PodControllerMetrics(pods)
     certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC))))
-    for registry, prefix in ((shard, "bigfleet_shard"), (provider, "bigfleet_provider")):
+    for registry, prefix in (
+        (shard, "bigfleet_shard"),
+        (coordinator, "bigfleet_coordinator"),
+        (provider, "bigfleet_provider"),
+    ):
         ProcessCollector(registry=registry)
         Gate(registry, prefix)
         export_expiry(certificate, registry, prefix)
     export_expiry(certificate, operator, "bigfleet_operator")
     return {
         "bigfleet_shard": shard,
+        "bigfleet_coordinator": coordinator,
         "bigfleet_provider": provider,
         "bigfleet_operator": operator,
         "bigfleet_unschedulable_pod_controller": pods,

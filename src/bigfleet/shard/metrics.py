@@ -135,6 +135,7 @@ class ShardMetrics:
         self.demand_limited_rows = gauge(
             "demand_limited_rows", "Rows that the cluster policy changed, cut or left out", ["limit"]
         )
+        self.insecure = gauge("insecure", "1 while other hosts can call this process without TLS")
         self.epoch = gauge("epoch", "The epoch of this process")
         self._count_actions(registry)
         self._count_ownership(registry)

@@ -108,6 +108,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard))
         server = _grpc_server(shard, clock, registry, place.tls)
         try:
+            shard.metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault

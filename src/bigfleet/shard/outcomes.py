@@ -68,6 +68,8 @@ class ActionRecord:
     disposition: str = ""
     message: str = ""
     operation_id: str = ""
+    #: The next record of its kind counts this action; it has none of its own.
+    is_counted_only: bool = False
     #: The same call again for a transition that does not end (docs/spec/shard.md §9.5).
     is_redrive: bool = False
     #: A call that cannot apply and moves the provider's mark.

@@ -214,7 +214,7 @@ class Executors:
             return ActionOutcome.STALE
         session = self._sessions.of(action.cluster)
         if session is None:  # B2
-            return ActionOutcome.NO_SESSION
+            return self._demand_backoff.no_session(record)
         if not self._demand_backoff.may_ask(action.cluster):  # B3
             return ActionOutcome.OPERATOR_UNRESPONSIVE
         configuring = replace(  # B4

@@ -128,7 +128,7 @@ class Guardrails:
         is_timer: bool,
     ) -> safety_limits.Chosen:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
-        backed_off = self._demand_backoff.backed_off()
+        backed_off, without_session = self._demand_backoff.backed_off(), self._demand_backoff.without_session()
         after_seconds = settings.reclaim_after_seconds
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))
@@ -145,6 +145,7 @@ class Guardrails:
                 decision.actions,
                 in_flight=in_flight,
                 backed_off=backed_off,
+                without_session=without_session,
                 is_delayed=lambda action: (
                     is_delayable(action)
                     and (

@@ -9,8 +9,12 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bigfleet.cli.pod_controller.process import PodControllerMetrics
 from bigfleet.coordinator.metrics import CoordinatorMetrics
+from bigfleet.model.compute import compute_inline
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.recording.file import RecordingFile
+from bigfleet.recording.recorder import Recorder
+from bigfleet.recording.values import RecordingHead
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, export_expiry
 from tests.shard.world import World
@@ -29,6 +33,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
     ProviderMetrics(provider)
     OperatorMetrics(operator)
     PodControllerMetrics(pods)
+    Recorder(cast(RecordingFile, None), head=cast(RecordingHead, None), registry=shard, compute=compute_inline)
     certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC))))
     for registry, prefix in (
         (shard, "bigfleet_shard"),

@@ -155,7 +155,7 @@ class DemandBackoff:
         self._probing.discard(cluster)
         awaited = self._sessionless.pop(cluster, None)
         if awaited is not None:
-            _log.info("bootstrap.backoff_ended", cluster=cluster, unrecorded=awaited.unrecorded)
+            _log.info("action.backoff_ended", cluster=cluster, unrecorded=awaited.unrecorded)
 
     def keep_only(self, is_wanted: Callable[[RowKey], bool]) -> None:
         """Forget rows that left the demand; `is_wanted` is asked about the rows that are refused alone."""

@@ -23,6 +23,7 @@ class ActionOutcome(Enum):
     BLOB_EXPIRED = "blob_expired"
     CONFIGURE_ERROR = "configure_error"
     PROVIDER_ERROR = "provider_error"
+    REFUSED = "refused"
     EXHAUSTED = "exhausted"
     NOT_FOUND = "not_found"
     NOT_SUPPORTED = "not_supported"
@@ -49,6 +50,7 @@ REFUSAL_OUTCOMES = {
     RefusalKind.NOT_FOUND: ActionOutcome.NOT_FOUND,
     RefusalKind.NOT_SUPPORTED: ActionOutcome.NOT_SUPPORTED,
     RefusalKind.UNKNOWN_OUTCOME: ActionOutcome.UNKNOWN_OUTCOME,
+    RefusalKind.NOT_READY: ActionOutcome.REFUSED,
 }
 
 

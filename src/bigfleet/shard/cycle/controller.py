@@ -240,6 +240,7 @@ class Shard:
             fit_holds=self.fit_holds,
             actuator=self.actuator,
             demand_backoff=self.demand_backoff,
+            provider_backoff=self.executors.provider_backoff,
             metrics=self.metrics,
             compute=self._compute,
             awaited=lambda: self.waiting_growth.awaited,

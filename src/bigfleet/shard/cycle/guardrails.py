@@ -18,6 +18,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
+from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
 from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
@@ -50,6 +51,7 @@ class Guardrails:
         fit_holds: FitHolds,
         actuator: Actuator,
         demand_backoff: DemandBackoff,
+        provider_backoff: ProviderBackoff,
         metrics: ShardMetrics,
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
@@ -67,6 +69,7 @@ class Guardrails:
         self._fit_holds = fit_holds
         self._actuator = actuator
         self._demand_backoff = demand_backoff
+        self._provider_backoff = provider_backoff
         self._metrics = metrics
         self._compute = compute
         self._node_fullness = NodeFullness(load_of)
@@ -91,6 +94,9 @@ class Guardrails:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
             await self._actuator.suppress(open_actions, cycle, disposition)
+            return AdmittedActions()
+        if not await self._provider_backoff.look():
+            self._metrics.actions_refused.inc(len(decision.actions))
             return AdmittedActions()
         chosen = await self._choose(decision, snapshot, in_flight, now_seconds=now_seconds, is_timer=is_timer)
         self._reclaims_spent = dict(chosen.spent)

@@ -1,4 +1,4 @@
-"""Builds what operators are asked and told of single machines (docs/spec/wire.md §6)."""
+"""Builds bootstrap requests and reclaim instructions for single machines (docs/spec/wire.md §6)."""
 
 from bigfleet.model.frames import BootstrapRequest, ReclaimInstruction
 from bigfleet.model.machine import Machine

@@ -35,6 +35,7 @@ def command(name: str, place: Path) -> tuple[str, ...]:
     return ("coordinator", "--store", f"sqlite://{place}/c.db")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shard", "coordinator"])
 def test_a_port_alone_is_reached_from_this_machine_only(name: str, tmp_path: Path) -> None:
     port, http = free_port(), f"127.0.0.1:{free_port()}"
@@ -45,6 +46,7 @@ def test_a_port_alone_is_reached_from_this_machine_only(name: str, tmp_path: Pat
         wait_until(lambda: says(http, f"bigfleet_{name}_insecure 0.0"), "the gauge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["shard", "coordinator"])
 def test_insecure_serves_every_address_and_says_so(name: str, tmp_path: Path) -> None:
     port, http = free_port(), f"127.0.0.1:{free_port()}"

@@ -1,4 +1,4 @@
-"""What shard, provider, operator and pod controller export, by name with the labels: from their registries."""
+"""What each program exports, by name with the labels: from their registries."""
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -8,8 +8,13 @@ from typing import Any, cast
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bigfleet.cli.pod_controller.process import PodControllerMetrics
+from bigfleet.coordinator.metrics import CoordinatorMetrics
+from bigfleet.model.compute import compute_inline
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.recording.file import RecordingFile
+from bigfleet.recording.recorder import Recorder
+from bigfleet.recording.values import RecordingHead
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, export_expiry
 from tests.shard.world import World
@@ -23,17 +28,25 @@ OF_PROMETHEUS: Mapping[str, frozenset[str]] = {"up": OF_TARGETS}
 def registries() -> Mapping[str, CollectorRegistry]:
     """Return what each program exports, by the prefix of its series, as its process registers it."""
     shard, provider, operator, pods = World().registry, CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    coordinator = CollectorRegistry()
+    CoordinatorMetrics(coordinator)
     ProviderMetrics(provider)
     OperatorMetrics(operator)
     PodControllerMetrics(pods)
+    Recorder(cast(RecordingFile, None), head=cast(RecordingHead, None), registry=shard, compute=compute_inline)
     certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC))))
-    for registry, prefix in ((shard, "bigfleet_shard"), (provider, "bigfleet_provider")):
+    for registry, prefix in (
+        (shard, "bigfleet_shard"),
+        (coordinator, "bigfleet_coordinator"),
+        (provider, "bigfleet_provider"),
+    ):
         ProcessCollector(registry=registry)
         Gate(registry, prefix)
         export_expiry(certificate, registry, prefix)
     export_expiry(certificate, operator, "bigfleet_operator")
     return {
         "bigfleet_shard": shard,
+        "bigfleet_coordinator": coordinator,
         "bigfleet_provider": provider,
         "bigfleet_operator": operator,
         "bigfleet_unschedulable_pod_controller": pods,

@@ -23,6 +23,8 @@ MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 IN_TEXT = re.compile(r"\{\{\s*\$labels\.(\w+)|^\{\{(\w+)\}\}|\s\{\{(\w+)\}\}")
 SEVERITIES = {"critical", "warning"}
+#: Where the documentation is, of which Prometheus is told by an external label.
+DOCUMENTATION = "{{ $externalLabels.bigfleet_docs }}"
 
 
 class Query(NamedTuple):
@@ -114,7 +116,7 @@ def test_matchers_ask_for_values_that_are_exported() -> None:
 def test_an_alert_says_what_is_wrong_and_where_to_read_on(rule: dict[str, Any]) -> None:
     """It has a severity, a summary, a description, and a runbook that is a heading of the page."""
     headings = {heading.strip().lower() for heading in re.findall(r"^### (.+)$", OPERATING.read_text(), re.MULTILINE)}
-    page, anchor = rule["annotations"]["runbook_url"].split("#")
+    page, anchor = rule["annotations"]["runbook_url"].removeprefix(DOCUMENTATION).split("#")
 
     assert rule["labels"]["severity"] in SEVERITIES
     assert rule["annotations"]["summary"]

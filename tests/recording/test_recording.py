@@ -225,7 +225,7 @@ async def test_a_cycle_whose_engine_fails_is_recorded_without_an_outcome(tmp_pat
     path = tmp_path / "recording"
     asked = some_asked(1)
 
-    async def fails() -> Decision:
+    async def fails() -> tuple[CycleInput, Decision]:
         raise ValueError("no")
 
     with recording(path) as recorder, pytest.raises(ValueError, match="no"):

@@ -31,7 +31,7 @@ async def test_every_bounded_label_is_exported_from_the_start_at_zero() -> None:
     world = World()
 
     assert set(labelled(world, "shortfalls_aged")) == {("1-9",), ("10-59",), ("60-299",), ("300+",)}
-    assert len(labelled(world, "shortfall_rows")) == 7 * 4
+    assert len(labelled(world, "shortfall_rows")) == 8 * 4
     assert {("unspecified",), ("0",), ("pinned",)} <= set(labelled(world, "demand_machines"))
     zeros = ("demand_machines", "shortfalls_aged", "shortfall_rows", "machines_unjoined", "clusters_silent")
     assert {value for name in zeros for value in labelled(world, name).values()} == {0}

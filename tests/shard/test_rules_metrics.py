@@ -102,7 +102,7 @@ async def test_each_outcome_of_each_kind_is_there_from_the_start() -> None:
     family = exported(World().registry)["action_execute_outcomes_total"]
     pairs = {(s.labels["kind"], s.labels["outcome"]) for s in family.samples if s.name.endswith("_total")}
 
-    assert len(pairs) == 6 * 20
+    assert len(pairs) == 6 * 21
 
 
 @pytest.mark.rule("shard 14/3")

@@ -114,6 +114,9 @@ class CoordinatorMetrics:
         self.snapshot_last_success = Gauge(
             f"{_PREFIX}_snapshot_last_success_timestamp_seconds", "When the last export ended well", registry=registry
         )
+        self.insecure = Gauge(
+            f"{_PREFIX}_insecure", "1 while other hosts can call this process without TLS", registry=registry
+        )
         registry.register(_FiguresCollector(figures))
         #: Final entries that were counted and are still listed.
         self._counted: set[tuple[str, OwnershipVersion]] = set()

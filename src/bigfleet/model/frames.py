@@ -69,6 +69,7 @@ class UnmetReason(IntEnum):
     BOOTSTRAP_REFUSED = 100
     STOCKOUT = 101
     REQUEST_TOO_LARGE = 102
+    CLUSTER_LIMIT = 103
 
     @property
     def label(self) -> str:

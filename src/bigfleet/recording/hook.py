@@ -29,14 +29,16 @@ class CycleTaker(Protocol):
     def take(self, asked: CycleInput, decision: Decision | None, /) -> None: ...
 
 
-async def recorded(taker: CycleTaker | None, asked: CycleInput, deciding: Awaitable[Decision]) -> Decision:
-    """Return the decision, having handed over what was asked and what came of it; raises what deciding raises."""
+async def recorded(
+    taker: CycleTaker | None, asked: CycleInput, deciding: Awaitable[tuple[CycleInput, Decision]]
+) -> tuple[CycleInput, Decision]:
+    """Return what was asked at last and its decision, having handed both over; raises what deciding raises."""
     if taker is None:
         return await deciding
     try:
-        decision = await deciding
+        last, decision = await deciding
     except Exception:
         taker.take(asked, None)
         raise
-    taker.take(asked, decision)
-    return decision
+    taker.take(last, decision)
+    return last, decision

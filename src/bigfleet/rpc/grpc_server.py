@@ -102,7 +102,7 @@ class GrpcServer:
                 bound = self._server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
             raise ListenFault(f"cannot listen on {address}: it is in use or not an address of this machine") from error
-        if self._tls is None and not is_loopback(host):
+        if self.is_insecure_at(host):
             advice = (
                 "anybody who reaches the port may call every RPC under any name; set --tls-cert, --tls-key and --tls-ca"
             )
@@ -110,6 +110,10 @@ class GrpcServer:
         await self._server.start()
         await self.set_serving(serving=True)
         return bound
+
+    def is_insecure_at(self, host: str) -> bool:
+        """Say whether other hosts can reach the server at an address and call it in plain text."""
+        return self._tls is None and not is_loopback(host)
 
     async def set_serving(self, *, serving: bool) -> None:
         """Set the health of the process and of each of its services."""

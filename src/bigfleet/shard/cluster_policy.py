@@ -4,6 +4,7 @@ docs/spec/shard.md §1.1. `ClusterPolicies` is an immutable value that a cycle t
 one that could be read. The file is read completely or not at all.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import yaml
 
 from bigfleet.files.nesting import NestingError, check_nesting
 from bigfleet.model.ids import identifier_fault
+from bigfleet.model.penalty import ORDINALS, UNSPECIFIED, bucket_label
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 
 FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -25,10 +27,20 @@ PATTERNS_MAX = 100
 
 _ORDERS = {order.value: order for order in SchedulerOrder}
 _SCHEDULER = "scheduler"
-_SETTINGS = (_SCHEDULER, "spot_pool_max")
+_SPOT_POOL = "spot_pool_max"
+_PENALTY = "penalty_max"
+_DOLLARS = "dollars_per_hour_max"
+_LIMITS = ("priority_max", _PENALTY, "machines_max", "rows_max", _DOLLARS)
+_SETTINGS = (_SCHEDULER, _SPOT_POOL, *_LIMITS)
 _SETTING_REMEDY = "write " + " or ".join(f"`{name}:`" for name in _SETTINGS)
 _PERCENT = re.compile("([0-9]|[1-9][0-9]|100)%")
 PERCENT_REMEDY = "write a share from 0% to 100%, as 50%"
+_UNLIMITED = "unlimited"
+_NUMBER_MAX = 2**31 - 1
+_WHOLE = re.compile("-?[0-9]{1,10}")
+_AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
+#: Penalty buckets by the dollars that they stand for; the unspecified one is no limit that anyone could mean.
+_BUCKETS = {bucket_label(ordinal): ordinal for ordinal in ORDINALS if ordinal != UNSPECIFIED}
 _DEFAULT = PlanSettings()
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -46,6 +58,37 @@ class ClusterPolicy:
     scheduler: SchedulerOrder | None = None
     #: Percent; 0 is no limit.
     spot_pool_max: int | None = None
+    #: Of the limits infinity is "unlimited", which goes before the limit of a later entry.
+    priority_max: float | None = None
+    #: Ordinal of a penalty bucket (docs/spec/model.md §6), of both penalties.
+    penalty_max: float | None = None
+    machines_max: float | None = None
+    rows_max: float | None = None
+    dollars_per_hour_max: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterLimits:
+    """What a cluster may ask for and have at most; infinity is no limit."""
+
+    priority_max: float = math.inf
+    penalty_max: float = math.inf
+    machines_max: float = math.inf
+    rows_max: float = math.inf
+    dollars_per_hour_max: float = math.inf
+
+    @property
+    def bounds_rows(self) -> bool:
+        """Say whether the rows of a roll-up are limited, apart from what they are given."""
+        return min(self.priority_max, self.penalty_max, self.rows_max) < math.inf
+
+    @property
+    def bounds_supply(self) -> bool:
+        """Say whether the machines of the cluster are limited."""
+        return min(self.machines_max, self.dollars_per_hour_max) < math.inf
+
+
+UNLIMITED = ClusterLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +114,34 @@ class ClusterPolicies:
                 self._settings.clear()
             self._settings[cluster] = known
         return known
+
+    def limits(self, cluster: str) -> ClusterLimits:
+        """Return what the cluster may ask for and have at most."""
+        if not self.has_limits:
+            return UNLIMITED
+        known = self._limits.get(cluster)
+        if known is None:
+            applying = list(self._applying(cluster))
+            found = {
+                name: next((value for value in (getattr(each, name) for each in applying) if value is not None), None)
+                for name in _LIMITS
+            }
+            known = ClusterLimits(**{name: value for name, value in found.items() if value is not None})
+            if len(self._limits) >= CLUSTERS_MAX:
+                self._limits.clear()
+            self._limits[cluster] = known
+        return known
+
+    @cached_property
+    def _limits(self) -> dict[str, ClusterLimits]:
+        """Return what was found before, as `_settings` does."""
+        return {}
+
+    @cached_property
+    def has_limits(self) -> bool:
+        """Say whether any entry limits a cluster."""
+        policies = (*self.by_cluster.values(), *self.by_pattern.values())
+        return any(getattr(policy, name) is not None for policy in policies for name in _LIMITS)
 
     @cached_property
     def _settings(self) -> dict[str, PlanSettings]:
@@ -143,6 +214,26 @@ def read_policies(path: Path) -> ClusterPolicies:
     return ClusterPolicies() if root is None else _Reader(path).policies(root)
 
 
+def _value_of(key: str, text: str) -> tuple[SchedulerOrder | float | None, str]:
+    """Return what a setting's text says, None when it says nothing, and what to write instead."""
+    if key == _SCHEDULER:
+        return _ORDERS.get(text), f"write {' or '.join(_ORDERS)}"
+    if key == _SPOT_POOL:
+        return percent_of(text), PERCENT_REMEDY
+    if text == _UNLIMITED:
+        return math.inf, ""
+    if key == _PENALTY:
+        return _BUCKETS.get(text), f"write the dollars of a penalty bucket, {', '.join(_BUCKETS)}, or {_UNLIMITED}"
+    if key == _DOLLARS:
+        amount = float(text) if _AMOUNT.fullmatch(text) else None
+        return amount, f"write dollars per hour such as 250 or 12.5, or {_UNLIMITED}"
+    number = int(text) if _WHOLE.fullmatch(text) else None
+    lowest = -_NUMBER_MAX - 1 if key == "priority_max" else 0
+    if number is not None and not lowest <= number <= _NUMBER_MAX:
+        number = None
+    return number, f"write a whole number from {lowest} to {_NUMBER_MAX}, or {_UNLIMITED}"
+
+
 class _Reader:
     """Turns the nodes of one file into policies; the nodes know their lines."""
 
@@ -162,20 +253,15 @@ class _Reader:
         return ClusterPolicies(by_cluster=by_cluster, by_pattern=by_pattern)
 
     def _policy(self, node: yaml.Node, place: str) -> ClusterPolicy:
-        order: SchedulerOrder | None = None
-        limit: int | None = None
+        found: dict[str, Any] = {}
         for key, value in self._entries(node, place, _is_setting, _SETTING_REMEDY):
             text = value.value if isinstance(value, yaml.ScalarNode) else None
-            fault = "is no text" if text is None else f"{text!r} is unknown"
-            if key == _SCHEDULER:
-                order = _ORDERS.get(text or "")
-                if order is None:
-                    raise self._fault(value, f"{place}.{key}", f"{fault}; write {' or '.join(_ORDERS)}")
-            else:
-                limit = percent_of(text or "")
-                if limit is None:
-                    raise self._fault(value, f"{place}.{key}", f"{fault}; {PERCENT_REMEDY}")
-        return ClusterPolicy(scheduler=order, spot_pool_max=limit)
+            read, remedy = _value_of(key, text or "")
+            if read is None:
+                fault = "is no text" if text is None else f"{text!r} is unknown"
+                raise self._fault(value, f"{place}.{key}", f"{fault}; {remedy}")
+            found[key] = read
+        return ClusterPolicy(**found)
 
     def _entries(
         self, node: yaml.Node, place: str, is_known: Callable[[str], bool], remedy: str

@@ -36,6 +36,8 @@ DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
 #: `snapread` ends when the demand is folded, `phase1` to `phase3` are those of the engine.
+#: Settings of the cluster policy that limit demand.
+DEMAND_LIMITS = ("priority", "penalty", "rows", "machines", "dollars")
 PHASES = ("reconcile", "snapread", "phase1", "phase2", "phase3", "emit", "execute")
 #: How a report can end; `redirected` counts each time that a follower named the leader.
 REPORT_OUTCOMES = ("ok", "redirected", "error", "stale_term", "rejected")
@@ -130,6 +132,10 @@ class ShardMetrics:
         self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
         self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
         self.cluster_policy_reads = counter("cluster_policy_reads_total", "Reads of --cluster-policy", ["result"])
+        self.demand_limited_rows = gauge(
+            "demand_limited_rows", "Rows that the cluster policy changed, cut or left out", ["limit"]
+        )
+        self.insecure = gauge("insecure", "1 while other hosts can call this process without TLS")
         self.epoch = gauge("epoch", "The epoch of this process")
         self._count_actions(registry)
         self._count_ownership(registry)
@@ -145,6 +151,7 @@ class ShardMetrics:
         self.actions_dropped = counter("actions_dropped_total", "Actions dropped because the queue was full")
         self.actions_deduped = counter("actions_deduped_total", "Actions already in flight or moot")
         self.actions_refused = counter("actions_refused_total", "Actions of rows in back-off")
+        self.actions_limited = counter("actions_limited_total", "Actions refused by limits of the cluster policy")
         self.actions_suppressed = counter("actions_suppressed_total", "Actions suppressed by the pause", ["kind"])
         self.actions_dry_run = counter("actions_dryrun_total", "Actions reported by a dry run", ["kind"])
         self.actuation_paused = gauge("actuation_paused", "1 while actuation is paused")
@@ -203,6 +210,8 @@ class ShardMetrics:
         for mode in ("full", "delta"):
             for outcome in ("ok", "error", "braked"):
                 self.reconciles.labels(mode, outcome)
+        for limit in DEMAND_LIMITS:
+            self.demand_limited_rows.labels(limit)
         for read in ("ok", "refused"):
             self.cluster_policy_reads.labels(read)
         for outcome in ("made", "too_large", "failed"):

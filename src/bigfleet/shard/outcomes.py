@@ -23,6 +23,7 @@ class ActionOutcome(Enum):
     BLOB_EXPIRED = "blob_expired"
     CONFIGURE_ERROR = "configure_error"
     PROVIDER_ERROR = "provider_error"
+    REFUSED = "refused"
     EXHAUSTED = "exhausted"
     NOT_FOUND = "not_found"
     NOT_SUPPORTED = "not_supported"
@@ -49,6 +50,7 @@ REFUSAL_OUTCOMES = {
     RefusalKind.NOT_FOUND: ActionOutcome.NOT_FOUND,
     RefusalKind.NOT_SUPPORTED: ActionOutcome.NOT_SUPPORTED,
     RefusalKind.UNKNOWN_OUTCOME: ActionOutcome.UNKNOWN_OUTCOME,
+    RefusalKind.NOT_READY: ActionOutcome.REFUSED,
 }
 
 
@@ -68,6 +70,8 @@ class ActionRecord:
     disposition: str = ""
     message: str = ""
     operation_id: str = ""
+    #: The next record of its kind counts this action; it has none of its own.
+    is_counted_only: bool = False
     #: The same call again for a transition that does not end (docs/spec/shard.md §9.5).
     is_redrive: bool = False
     #: A call that cannot apply and moves the provider's mark.

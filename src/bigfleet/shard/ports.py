@@ -7,7 +7,7 @@ gRPC stands behind these in production, values in tests and the simulation. How 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
@@ -71,6 +71,8 @@ class RefusalKind(Enum):
     NOT_SUPPORTED = "not_supported"
     #: The call may have been applied: timeouts, broken connections, cancelled calls.
     UNKNOWN_OUTCOME = "unknown_outcome"
+    #: Nothing was applied: the provider takes no calls for now.
+    NOT_READY = "not_ready"
     EXHAUSTED = "exhausted"
     #: Nothing was applied, for any other reason.
     REFUSED = "refused"
@@ -184,3 +186,12 @@ class ShardSettings:
     inherits: frozenset[ShardId] = frozenset()
     #: The pace of reports; reservations and the rest of what was adopted last some of them.
     report_interval_seconds: float = 30.0
+
+
+@runtime_checkable
+class SaysReadiness(Protocol):
+    """A provider that can be asked whether it takes calls."""
+
+    async def accepts_calls(self) -> bool:
+        """Return False when it says that it takes none, or cannot be reached. Raises nothing."""
+        ...

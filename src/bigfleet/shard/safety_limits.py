@@ -121,6 +121,7 @@ def choose(
     *,
     in_flight: Set[MachineId],
     backed_off: Set[RowKey],
+    without_session: Set[str] = frozenset(),
     is_delayed: Callable[[Action], bool] = lambda _action: False,
     fraction: float,
     configured_by_cluster: Mapping[str, int],
@@ -128,7 +129,7 @@ def choose(
     actions_max: int,
     room: int,
 ) -> Chosen:
-    """Return what may be enqueued: free machines, rows that are not backed off, no delay, the cap, the limit.
+    """Return what may be enqueued: free machines, no back-off of row or cluster, no delay, the cap, the limit.
 
     The checks apply in this order. `is_delayed` is asked about Reclaims alone. Each action is made at most once, and
     none after `room` have been found, unless there is a limit to report. It may take as long as there are actions:
@@ -143,7 +144,9 @@ def choose(
         seen += 1
         if action.machine_id in in_flight:
             busy += 1
-        elif row_served_by(action) in backed_off:
+        elif row_served_by(action) in backed_off or (
+            action.kind is ActionKind.BOOTSTRAP and action.cluster in without_session
+        ):
             refused += 1
         elif action.kind is ActionKind.RECLAIM and is_delayed(action):
             delayed += 1

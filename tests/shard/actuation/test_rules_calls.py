@@ -53,6 +53,7 @@ REFUSALS: dict[RefusalKind, str] = {
     RefusalKind.NOT_FOUND: "not_found",
     RefusalKind.NOT_SUPPORTED: "not_supported",
     RefusalKind.UNKNOWN_OUTCOME: "unknown_outcome",
+    RefusalKind.NOT_READY: "refused",
     RefusalKind.EXHAUSTED: "exhausted",
     RefusalKind.REFUSED: "provider_error",
 }
@@ -88,7 +89,9 @@ async def test_each_refusal_of_each_call(call: str, refusal: RefusalKind, synchr
     assert (known.last_error == FENCED_CAUSE) is (refusal is RefusalKind.FENCED)
     assert world.metric("fenced_total") == (refusal is RefusalKind.FENCED)
     # Get is asked at once where nothing was applied, and nowhere else.
-    assert provider.gets == (["m1"] if refusal in (RefusalKind.EXHAUSTED, RefusalKind.REFUSED) else [])
+    is_settled = refusal in (RefusalKind.EXHAUSTED, RefusalKind.REFUSED, RefusalKind.NOT_READY)
+    assert provider.gets == (["m1"] if is_settled else [])
+    assert world.shard.executors.provider_backoff.is_active is (refusal is RefusalKind.NOT_READY)
 
 
 @pytest.mark.rule("shard 9.6/7")

@@ -245,7 +245,7 @@ async def test_the_reclaim_cap_is_spent_over_woken_cycles_and_refilled_by_the_ti
     """40 machines at 0.05 give two a period; what is capped wakes nothing."""
     world = World(bound_fleet(40))
     world.connect("c1").report()
-    world.shard._wakeup.clear()
+    world.shard._trigger._wakeup.clear()
     first = await world.cycle(is_timer=True)
     woken = [await world.cycle(is_timer=False) for _ in range(3)]
     second = await world.cycle(is_timer=True)
@@ -253,7 +253,7 @@ async def test_the_reclaim_cap_is_spent_over_woken_cycles_and_refilled_by_the_ti
     assert (first.enqueued, first.capped) == (2, 38)
     assert [report.enqueued for report in woken] == [0, 0, 0]
     assert second.enqueued == 1
-    assert not world.shard._wakeup.is_set()
+    assert not world.shard._trigger._wakeup.is_set()
 
 
 @pytest.mark.rule("shard 6/4")

@@ -54,14 +54,14 @@ async def test_the_head_of_the_order_is_kept_and_the_tail_derived_again(configur
     """What is dropped is counted, wakes nothing, and comes first in the next period."""
     world = World(bound_fleet(configured))
     world.connect("c1").report()
-    world.shard._wakeup.clear()
+    world.shard._trigger._wakeup.clear()
     first = await world.cycle()
     assert (first.enqueued, first.capped) == (cap, configured - cap)
     assert world.metric("reclaims_capped_total") == configured - cap
     assert first.decision is not None
     order = [action.machine_id for action in first.decision.actions]
     assert [name for _kind, name, _outcome in world.outcomes()] == order[:cap]
-    assert not world.shard._wakeup.is_set()
+    assert not world.shard._trigger._wakeup.is_set()
 
     await world.cycle()
     assert [name for _kind, name, _outcome in world.outcomes()][: cap + 1] == order[: cap + 1]

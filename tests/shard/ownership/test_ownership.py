@@ -108,12 +108,12 @@ async def test_a_finished_adoption_wakes_a_cycle_that_uses_the_machine(make: Any
     operator = shard.world.connect("web")
     operator.report(need("web", "4"))
     await shard.world.cycle()
-    shard.world.shard._wakeup.clear()
+    shard.world.shard._trigger._wakeup.clear()
     come = idle("n")
     shard.provider.add(*come)
 
     await told(shard, adopt(come))
-    assert shard.world.shard._wakeup.is_set()
+    assert shard.world.shard._trigger._wakeup.is_set()
     await shard.world.cycle(is_timer=False)
 
     assert [call[:2] for call in shard.provider.calls] == [("configure", "n")]

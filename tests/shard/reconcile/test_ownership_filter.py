@@ -227,10 +227,10 @@ async def test_more_that_is_ours_makes_the_next_reconcile_a_full_one_and_wakes_t
         await shard.world.cycle()
     assert provider.cursors == [b"", b"0"]
     assert shard.holds() == []
-    shard.world.shard._wakeup.clear()
+    shard.world.shard._trigger._wakeup.clear()
 
     await told(shard, AssignDomain(ZA), 1)
-    assert shard.world.shard._wakeup.is_set()
+    assert shard.world.shard._trigger._wakeup.is_set()
     await shard.world.cycle()
 
     assert provider.cursors[2:] == [b""]

@@ -56,7 +56,7 @@ async def test_an_accepted_roll_up_replaces_the_demand_and_wakes_the_cycle() -> 
     world = World()
     operator = world.connect("c1")
     operator.report(*rows(3))
-    assert world.shard._wakeup.is_set()
+    assert world.shard._trigger._wakeup.is_set()
     assert world.shard.take_rollup(operator.session, Offer("c1", rows(2), 77)) is RollUpOutcome.ACCEPTED
 
     assert [row.profile.priority for row in world.shard.intake.table.in_list_order()] == [101, 100]
@@ -72,12 +72,12 @@ async def test_an_unchanged_roll_up_is_acked_and_not_read() -> None:
     operator = world.connect("c1")
     operator.report(*rows(2))
     arrivals = [row.arrival_unix_nanos for row in world.shard.intake.table.in_list_order()]
-    world.shard._wakeup.clear()
+    world.shard._trigger._wakeup.clear()
     await world.shard._clock.sleep(30)
     again = CountingOffer("c1", rows(2), 99)
     assert world.shard.take_rollup(operator.session, again) is RollUpOutcome.UNCHANGED
 
-    assert (again.reads, world.shard._wakeup.is_set()) == ([], False)
+    assert (again.reads, world.shard._trigger._wakeup.is_set()) == ([], False)
     assert arrivals == [row.arrival_unix_nanos for row in world.shard.intake.table.in_list_order()]
     assert (await acks(operator, ECHO_ROLLUP))[-1].rollup_timestamp_unix_nanos == 99
 
@@ -169,9 +169,9 @@ async def test_a_sudden_loss_of_rows_is_held_twice_and_then_believed() -> None:
     world = World()
     operator = world.connect("c1")
     operator.report(*rows(20))
-    world.shard._wakeup.clear()
+    world.shard._trigger._wakeup.clear()
     outcomes = [operator.report(), operator.report(*rows(1))]
-    assert (outcomes, world.shard._wakeup.is_set()) == (["held", "held"], False)
+    assert (outcomes, world.shard._trigger._wakeup.is_set()) == (["held", "held"], False)
     assert len(world.shard.intake.table.in_list_order()) == 20
     assert world.metric("rollup_quarantined", cluster="c1") == 1
 

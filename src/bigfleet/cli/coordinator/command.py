@@ -16,11 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from bigfleet.cli.flags.switches import SwitchCommand
-from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.tls import (
+    SERVER_TLS_OPTIONS,
+    TLS_SECTION,
+    Insecure,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    parse_listen_address,
+    read_tls,
+)
 from bigfleet.cli.flags.values import (
+    address_text,
     check_dialable,
     check_log_level,
-    parse_address,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
@@ -35,7 +44,13 @@ if TYPE_CHECKING:
     from bigfleet.coordinator.transfers import Knobs
 
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this replica; the host's name by default.")]
-_Listen = Annotated[str, typer.Option(metavar="HOST:PORT", help="Listen address of the gRPC service Coordinator.")]
+_Listen = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Listen address of the gRPC service; :PORT is loopback without TLS.",
+    ),
+]
 _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
 ]
@@ -122,7 +137,7 @@ class CoordinatorCommand(SwitchCommand):
                 "--rebalance-max-drains",
             ),
             "Snapshots": ("--snapshot-export-dir", "--snapshot-export-interval", "--snapshot-export-keep"),
-            TLS_SECTION: TLS_OPTIONS,
+            TLS_SECTION: SERVER_TLS_OPTIONS,
         }
     )
 
@@ -157,6 +172,7 @@ class CoordinatorFlags:
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     tls_ca: TlsCa = None
+    insecure: Insecure = False
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
@@ -207,9 +223,11 @@ class CoordinatorFlags:
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
         from bigfleet.coordinator.stores.protocol import LeaderInfo
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
+        from bigfleet.rpc.security.tls import is_loopback
 
-        listen = parse_address(self.listen, "--listen")
-        address = f"{socket.gethostname()}:{listen[1]}"
+        tls = read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.ADMIN))
+        listen = parse_listen_address(self.listen, "--listen", tls, is_insecure=self.insecure)
+        address = address_text(listen[0] if is_loopback(listen[0]) else socket.gethostname(), listen[1])
         if self.advertise_addr:
             address = check_dialable(self.advertise_addr, "--advertise-addr")
         lease_seconds = parse_positive_duration_seconds(self.lease_ttl, "--lease-ttl")
@@ -226,7 +244,7 @@ class CoordinatorFlags:
             lease_ttl_seconds=int(lease_seconds),
             listen_address=listen,
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
-            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.ADMIN)),
+            tls=tls,
             export=self._export(),
         )
 

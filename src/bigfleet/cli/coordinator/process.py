@@ -93,6 +93,7 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if ready.is_ready else NOT_READY))
         )
         try:
+            metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from bigfleet.cli.flags.values import parse_address
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
@@ -17,11 +18,17 @@ if TYPE_CHECKING:
 #: Their heading in the help of a command.
 TLS_SECTION: Final = "TLS"
 TLS_OPTIONS: Final = ("--tls-cert", "--tls-key", "--tls-ca")
+#: Of commands that do not serve other hosts in plain text unless they are told to.
+SERVER_TLS_OPTIONS: Final = (*TLS_OPTIONS, "--insecure")
+_LOOPBACK: Final = "127.0.0.1"
 
 TlsCert = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate of this process (PEM); reloaded when it changes.")
 ]
 TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="Private key (PEM); reloaded when it changes.")]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Serve plain text also at an address that other hosts can reach.")
+]
 TlsCa = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate authority of the fleet (PEM).")]
 
 
@@ -44,3 +51,21 @@ def read_tls(
         return TlsFiles(TlsPaths(certificate=certificate, key=key, authority=authority), bearer=bearer)
     except TlsFault as fault:
         raise UsageFault(f"TLS: {fault}") from fault
+
+
+def parse_listen_address(text: str, flag: str, tls: "TlsFiles | None", *, is_insecure: bool) -> tuple[str, int]:
+    """Return host and port to listen on; `:PORT` without TLS is a loopback address unless it `is_insecure`.
+
+    Raises UsageFault for an address that other hosts can reach without TLS.
+    """
+    from bigfleet.rpc.security.tls import is_loopback
+
+    host, port = parse_address(text, flag)
+    if tls is not None or is_insecure or is_loopback(host):
+        return host, port
+    if text.startswith(":"):
+        return _LOOPBACK, port
+    raise UsageFault(
+        f"{flag}: other hosts can reach {text} without TLS and call every RPC; set --tls-cert, --tls-key and --tls-ca, "
+        f"listen on {_LOOPBACK}:{port}, or allow it with --insecure"
+    )

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from bigfleet.cli.flags.switches import SwitchCommand, SwitchGroup
-from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.tls import (
+    SERVER_TLS_OPTIONS,
+    TLS_SECTION,
+    Insecure,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    parse_listen_address,
+    read_tls,
+)
 from bigfleet.cli.flags.values import (
     check_dialable,
     check_log_level,
@@ -55,7 +64,11 @@ _FakeProvider = Annotated[
 ]
 _Id = Annotated[str, typer.Option("--id", metavar="ID", help="Id of this shard.")]
 _Listen = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Listen address of the gRPC services Session and ShardRead.")
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Listen address of the gRPC services; :PORT is loopback without TLS.",
+    ),
 ]
 _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
@@ -252,7 +265,7 @@ class ShardCommand(SwitchGroup):
                 "--frame-max-bytes",
             ),
             "Audit log and recording": ("--audit-log", "--audit-log-max-bytes", "--record", "--record-max-bytes"),
-            TLS_SECTION: TLS_OPTIONS,
+            TLS_SECTION: SERVER_TLS_OPTIONS,
         }
     )
 
@@ -296,6 +309,7 @@ class ShardFlags:
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     tls_ca: TlsCa = None
+    insecure: Insecure = False
     audit_log: _AuditLog = None
     audit_log_max_bytes: _AuditLogMax = "256MiB"
     record: _Record = None
@@ -410,6 +424,7 @@ class ShardFlags:
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
         from bigfleet.rpc.servers.session import FRAME_BYTES_MAX, HELLO_BYTES_MAX
 
+        tls = read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.SHARD, self.id))
         return ShardPlace(
             shard_id=ShardId(self.id),
             coordinators=self._coordinators(),
@@ -419,9 +434,9 @@ class ShardFlags:
             plan_workers=self.plan_workers,
             provider_address=parse_address(self.provider_addr, "--provider-addr") if self.provider_addr else None,
             fake_slots=self.fake_provider,
-            listen_address=parse_address(self.listen, "--listen"),
+            listen_address=parse_listen_address(self.listen, "--listen", tls, is_insecure=self.insecure),
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
-            tls=read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.SHARD, self.id)),
+            tls=tls,
             audit_log=self.audit_log,
             audit_log_bytes_max=parse_size_bytes(self.audit_log_max_bytes, "--audit-log-max-bytes"),
             record=self.record,

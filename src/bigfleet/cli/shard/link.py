@@ -15,6 +15,7 @@ from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
+from bigfleet.rpc.security.tls import is_loopback
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ports import ShardSettings
 
@@ -32,7 +33,7 @@ def make_reporter(
     return CoordinatorLink(
         shard_id=place.shard_id,
         epoch=shard.epoch,
-        advertised_address=place.advertised_address or f"{socket.gethostname()}:{port}",
+        advertised_address=place.advertised_address or _own_address(place, port),
         interval_seconds=settings.report_interval_seconds,
         source=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
         inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
@@ -41,3 +42,8 @@ def make_reporter(
         on_report=counts.reported,
         on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
     )
+
+
+def _own_address(place: ShardPlace, port: int) -> str:
+    host = place.listen_address[0]
+    return address_text(host if is_loopback(host) else socket.gethostname(), port)

@@ -112,6 +112,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         stop = stop_on_signals()
         server = _grpc_server(shard, clock, registry, place)
         try:
+            shard.metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault

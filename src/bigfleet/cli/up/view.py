@@ -59,6 +59,7 @@ _SHORT: Final[Mapping[UnmetReason, str]] = {
     UnmetReason.BOOTSTRAP_REFUSED: "refused by the cluster",
     UnmetReason.STOCKOUT: "out of stock",
     UnmetReason.REQUEST_TOO_LARGE: "too large for any machine",
+    UnmetReason.CLUSTER_LIMIT: "limited by policy",
 }
 _KIND_STYLES: Final[Mapping[str, str]] = {
     "Bootstrap": "green",

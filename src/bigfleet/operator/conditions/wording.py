@@ -30,6 +30,7 @@ SHORTFALL_REASONS: Final[Mapping[UnmetReason, str]] = {
     UnmetReason.BOOTSTRAP_REFUSED: "BootstrapRefused",
     UnmetReason.STOCKOUT: "Stockout",
     UnmetReason.REQUEST_TOO_LARGE: REQUEST_TOO_LARGE,
+    UnmetReason.CLUSTER_LIMIT: "ClusterLimit",
 }
 #: The schema takes 32,768 and Events 1,024.
 _MESSAGE_CHARACTERS_MAX: Final = 1_000

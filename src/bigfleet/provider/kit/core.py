@@ -33,7 +33,7 @@ from bigfleet.provider.records.kinds import EDGES, Kind
 from bigfleet.provider.records.lifecycle import accepted
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Operation, Record
-from bigfleet.provider.records.refusal import Code, Refused, StoreDown
+from bigfleet.provider.records.refusal import Code, NotReady, Refused, StoreDown
 from bigfleet.provider.storage.blob_encryption import BlobKey
 from bigfleet.provider.storage.ledger import Change, Encode, Ledger
 from bigfleet.provider.storage.store import Store
@@ -310,7 +310,7 @@ class CapacityCore:
 
     async def _mutate(self, call: Call) -> AcceptedCall:
         if not self.is_ready:
-            raise Refused(Code.UNAVAILABLE, "not ready: starting, stopping, or the store does not take commits")
+            raise NotReady("not ready: starting, stopping, or the store does not take commits")
         fault = argument_fault(call)
         if fault is not None:
             raise Refused(Code.INVALID_ARGUMENT, fault)
@@ -360,7 +360,7 @@ class CapacityCore:
                 assert record is not None, "only a machine that exists is accepted for"
                 return await self._accept(call, record, decided, mark)
             except StoreDown as error:
-                raise Refused(Code.UNAVAILABLE, "the store did not take the commit; nothing happened") from error
+                raise NotReady("the store did not take the commit; nothing happened") from error
 
     async def _accept(self, call: Call, record: Record, acceptance: _Acceptance, mark: Mark | None) -> AcceptedCall:
         """Commit an acceptance and begin its work. Raises StoreDown, and then nothing happened."""

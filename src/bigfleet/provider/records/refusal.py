@@ -31,6 +31,13 @@ class Refused(Exception):
         self.message = message
 
 
+class NotReady(Refused):
+    """A mutating call that was not accepted because no call is accepted now: nothing of it happened."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Code.UNAVAILABLE, message)
+
+
 class StoreDown(Exception):
     """A commit failed: nothing of it happened, and nothing was published."""
 

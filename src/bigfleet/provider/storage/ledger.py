@@ -282,6 +282,7 @@ class Ledger:
             sealed=sealed,
             sealed_dropped=self._ended_seals(written, tombstones, sealed),
             incarnation=next((c.incarnation for c in reversed(changes) if c.incarnation is not None), None),
+            needs_room=not self.is_up,
         )
         return batch, records
 

@@ -27,6 +27,8 @@ from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.provider.storage.view import Tombstone
 
 SCHEMA_VERSION: Final = 2
+#: A store that was full takes commits again when the disk has so much room.
+ROOM_BYTES: Final = 1024 * 1024
 #: Marks the file as ours in its header: "BFPR".
 _APPLICATION_ID: Final = 0x42465052
 
@@ -180,6 +182,8 @@ class SqliteProviderStore:
         if fault:
             raise StoreDown(fault)
         try:
+            if batch.needs_room:
+                self._check_room()
             connection.execute("BEGIN IMMEDIATE")
             _write(connection, batch)
             connection.execute("COMMIT")
@@ -187,6 +191,18 @@ class SqliteProviderStore:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise StoreDown(f"{self._path}: {error}") from error
+        except OSError as error:
+            raise StoreDown(f"{self._path}: {error.strerror}: {ROOM_BYTES} bytes are needed") from error
+
+    def _check_room(self) -> None:
+        """Raise OSError unless the disk has room for many commits: a small one may fit where the next does not."""
+        path = self._path.with_name(self._path.name + ".room")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, ROOM_BYTES)
+        finally:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
 
     def size_bytes(self) -> int:
         """Return the size of the file and of its write-ahead log."""

@@ -35,6 +35,8 @@ class Batch:
     sealed_dropped: tuple[str, ...] = ()
     #: Replaces the store's incarnation.
     incarnation: bytes | None = None
+    #: The store was down: it takes the batch only if it has room for many more.
+    needs_room: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ only the caller has.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError, Message
 from grpc import aio
+from grpc_health.v1 import health_pb2
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, MachineId
@@ -20,6 +21,7 @@ from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing, unreadable
+from bigfleet.rpc.wire.trailers import NOT_READY_TRAILER
 from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
 
 #: 500,000 records of 600 B are 300 MB.
@@ -201,6 +203,21 @@ class GrpcProvider:
         content = await self._content("List", request, self._deadlines.list_seconds)
         return await read_listing(content, self._clock)
 
+    async def accepts_calls(self) -> bool:
+        """Ask the provider's health service; a provider without one is taken for ready."""
+        check = self._channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        try:
+            answer = await check(health_pb2.HealthCheckRequest(), timeout=self._deadlines.call_seconds)
+        except aio.AioRpcError as error:
+            return error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        except aio.UsageError:
+            return False
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
     async def _mutate(self, method: str, request: Message) -> TransitionAck:
         ack = await self._call(method, request, provider_pb2.TransitionAck, self._deadlines.call_seconds)
         return TransitionAck(operation_id=ack.operation_id, record=ListedMachine(*machine_from_wire(ack.machine)))
@@ -220,6 +237,9 @@ class GrpcProvider:
             code = error.code()
             details = (error.details() or "")[:_DETAILS_CHARACTERS_MAX]
             kind = RefusalKind.of_status(code.name)
+            trailers = cast(Iterable[tuple[str, object]], error.trailing_metadata() or ())
+            if NOT_READY_TRAILER in tuple(trailers):
+                kind = RefusalKind.NOT_READY
             raise ProviderRefusal(kind, f"{code.name}: {details}" if details else code.name) from error
         except aio.UsageError as error:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection to the provider is closed") from error

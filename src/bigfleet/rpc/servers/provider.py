@@ -21,12 +21,13 @@ from bigfleet.provider.kit.core import AcceptedCall
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import NO_TOKEN, Token
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.records.refusal import Code, Refused
+from bigfleet.provider.records.refusal import Code, NotReady, Refused
 from bigfleet.provider.storage.view import ListAnswer
 from bigfleet.rpc.grpc_server import MEBIBYTE
 from bigfleet.rpc.security.identity import Denied, Gate
 from bigfleet.rpc.wire.convert_machine import machine_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.rpc.wire.trailers import NOT_READY_TRAILER
 
 _log = structlog.get_logger("bigfleet.rpc.servers.provider")
 
@@ -192,6 +193,8 @@ class ProviderServicer:
                 return await answer(request)
             except Refused as refused:
                 code, message = refused.code.value, refused.message
+                if isinstance(refused, NotReady):
+                    context.set_trailing_metadata((NOT_READY_TRAILER,))
             except Exception as error:  # a bug here is the log's business; the caller gets no stack
                 code, message = "INTERNAL", "internal error; the provider's log has it"
                 _log.error("rpc.call_failed", method=method, exc_info=error)

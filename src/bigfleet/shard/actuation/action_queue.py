@@ -340,6 +340,8 @@ class Actuator:
         record.finished_unix_nanos = self._clock.unix_nanos()
         record.seconds = self._clock.monotonic_seconds() - record.started_seconds
         self._metrics.outcomes.labels(record.kind_label, outcome.value).inc()
+        if record.is_counted_only:
+            return
         self._audit.note(record)
         _log.info(
             "action.finished",

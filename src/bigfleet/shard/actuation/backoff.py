@@ -7,11 +7,16 @@ both end by themselves. Nothing here removes a machine or a row.
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
+import structlog
+
 from bigfleet.engine.decision import Action
 from bigfleet.model.clock import Clock
 from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
+from bigfleet.shard.outcomes import ActionOutcome, ActionRecord
 from bigfleet.shard.safety_limits import row_served_by
+
+_log = structlog.get_logger("bigfleet.shard.actuation.backoff")
 
 REFUSALS_MAX = 3
 HOLD_FIRST_SECONDS = 1_800.0
@@ -99,14 +104,24 @@ class _RowBackoff:
     text: str
 
 
+@dataclass(slots=True)
+class _SessionBackoff:
+    until_seconds: float
+    next_seconds: float
+    #: Bootstraps that were tried since the last one that was recorded.
+    unrecorded: int = 0
+
+
 class DemandBackoff:
-    """Rows whose operator said that they cannot be bootstrapped, and operators that answer nothing."""
+    """Rows whose operator rejects them, operators that answer nothing, and clusters that have none."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rows: dict[RowKey, _RowBackoff] = {}
         self._unanswered: dict[str, int] = {}
         self._probing: set[str] = set()
+        #: Clusters without a session for which a machine was to be bootstrapped.
+        self._sessionless: dict[str, _SessionBackoff] = {}
 
     def refuse(self, cluster: str, fingerprint: str, group: str, text: str = "") -> None:
         """Back the row off: 30 s, doubled to 10 min; `text` is what the operator said.
@@ -138,6 +153,9 @@ class DemandBackoff:
             del self._rows[key]
         self._unanswered.pop(cluster, None)
         self._probing.discard(cluster)
+        awaited = self._sessionless.pop(cluster, None)
+        if awaited is not None:
+            _log.info("action.backoff_ended", cluster=cluster, unrecorded=awaited.unrecorded)
 
     def keep_only(self, is_wanted: Callable[[RowKey], bool]) -> None:
         """Forget rows that left the demand; `is_wanted` is asked about the rows that are refused alone."""
@@ -156,6 +174,41 @@ class DemandBackoff:
     def texts(self) -> Mapping[RowKey, str]:
         """Return what the operators last said of the rows that they refuse."""
         return {key: row.text for key, row in self._rows.items()}
+
+    # ---- clusters without a session ------------------------------------------------------------------------------
+
+    def without_session(self) -> frozenset[str]:
+        """Return the clusters of which a Bootstrap must be left out for now, because they have no session."""
+        now_seconds = self._clock.monotonic_seconds()
+        gone = [
+            cluster
+            for cluster, awaited in self._sessionless.items()
+            if now_seconds >= awaited.until_seconds + 2 * ROW_BACKOFF_MAX_SECONDS
+        ]
+        for cluster in gone:
+            del self._sessionless[cluster]
+        return frozenset(
+            cluster for cluster, awaited in self._sessionless.items() if now_seconds < awaited.until_seconds
+        )
+
+    def no_session(self, record: ActionRecord) -> ActionOutcome:
+        """Back off the cluster of a Bootstrap that found no session: 30 s, doubled to 10 min, until one opens.
+
+        An attempt within the back-off has no audit record: the next record counts it.
+        """
+        cluster = record.action.cluster
+        now_seconds = self._clock.monotonic_seconds()
+        known = self._sessionless.get(cluster)
+        if known is not None and now_seconds < known.until_seconds:
+            known.unrecorded += 1
+            record.is_counted_only = True
+            return ActionOutcome.NO_SESSION
+        seconds, unrecorded = ROW_BACKOFF_FIRST_SECONDS, 0
+        if known is not None:
+            seconds, unrecorded = known.next_seconds, known.unrecorded
+        self._sessionless[cluster] = _SessionBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS))
+        record.message = f"no operator session; attempts since the last record: {unrecorded + 1}"
+        return ActionOutcome.NO_SESSION
 
     # ---- the blob breaker: three unanswered requests in a row let one through at a time --------------------------
 

@@ -17,7 +17,6 @@ from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import (
     CAPABILITY_DRAIN_RESULT,
-    BootstrapRequest,
     BootstrapResponse,
     DrainOutcome,
     DrainResult,
@@ -27,18 +26,19 @@ from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import RowKey
-from bigfleet.model.node_identity import node_labels, node_taints, provider_id
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.actuation.action_queue import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE, Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
+from bigfleet.shard.actuation.operator_requests import bootstrap_request, reclaim_instruction
+from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
 from bigfleet.shard.actuation.stockouts import Stockouts
 from bigfleet.shard.cycle.reclaim_delay import FitHolds, is_delayable
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionOutcome, ActionRecord, instruction_reason
+from bigfleet.shard.outcomes import REFUSAL_OUTCOMES, ActionOutcome, ActionRecord
 from bigfleet.shard.ports import (
     FenceToken,
     ListedMachine,
@@ -108,6 +108,7 @@ class Executors:
         self._profile_of = profile_of
         self._note_drain = note_drain
         self._is_reserved = is_reserved
+        self.provider_backoff = ProviderBackoff(clock, provider)
         #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
         self._drain_waits: dict[str, _DrainWait] = {}
 
@@ -124,6 +125,10 @@ class Executors:
         machine = self._inventory.get(record.action.machine_id)
         if machine is None:
             return ActionOutcome.STALE
+        if self.provider_backoff.is_active:
+            # It was queued before the provider was found not to be ready. No call is made.
+            record.is_counted_only = True
+            return ActionOutcome.REFUSED
         kind = record.action.kind
         if record.is_redrive:
             return await self._redrive(record, machine, actuator)
@@ -214,7 +219,7 @@ class Executors:
             return ActionOutcome.STALE
         session = self._sessions.of(action.cluster)
         if session is None:  # B2
-            return ActionOutcome.NO_SESSION
+            return self._demand_backoff.no_session(record)
         if not self._demand_backoff.may_ask(action.cluster):  # B3
             return ActionOutcome.OPERATOR_UNRESPONSIVE
         configuring = replace(  # B4
@@ -262,17 +267,7 @@ class Executors:
     async def _ask(self, session: Session, machine: Machine, profile: Profile) -> BootstrapResponse:
         if not self._sessions.is_current(session):
             raise SessionLost(session.cluster)
-        request = BootstrapRequest(
-            request_id=self._ids.new_id(),
-            cluster_id=session.cluster,
-            requirements=profile.requirements,
-            machine_id=machine.id,
-            instance_type=machine.instance_type,
-            zone=machine.zone,
-            provider_id=provider_id(machine),
-            labels=node_labels(machine),
-            taints=tuple(node_taints(machine)),
-        )
+        request = bootstrap_request(self._ids.new_id(), session.cluster, machine, profile)
         session.outbox.put(request)
         return await self._sessions.await_blob(session, request.request_id, self._settings.bootstrap_timeout_seconds)
 
@@ -391,15 +386,8 @@ class Executors:
         )
 
     def _instruction(self, record: ActionRecord, machine: Machine, grace_seconds: int) -> ReclaimInstruction:
-        return ReclaimInstruction(
-            instruction_id=record.action_id,
-            nodes=(self._ingest.node_name(machine) or machine.id,),
-            machine_ids=(machine.id,),
-            provider_ids=(provider_id(machine),),
-            grace_seconds=grace_seconds,
-            preemptor_priority=record.action.preemptor_priority,
-            reason=instruction_reason(record.action),
-        )
+        node_name = self._ingest.node_name(machine) or machine.id
+        return reclaim_instruction(record, machine, node_name=node_name, grace_seconds=grace_seconds)
 
     async def _await_drained(
         self, record: ActionRecord, machine: Machine, deadline_seconds: float, actuator: Actuator
@@ -526,6 +514,7 @@ class Executors:
         if ack.record.machine.id != machine_id:
             return self._hold_invalid(machine_id, record, f"{method}: the answer speaks of {ack.record.machine.id!r}")
         self._machine_backoff.accepted(machine_id)
+        self.provider_backoff.accepted()
         return ack
 
     async def _refused(self, machine_id: MachineId, refusal: ProviderRefusal) -> ActionOutcome:
@@ -546,6 +535,9 @@ class Executors:
                 self._hold(machine_id, f"not supported by the provider: {refusal}", until_restart=True)
             case RefusalKind.UNKNOWN_OUTCOME:
                 self._revisit(machine_id)
+            case RefusalKind.NOT_READY:
+                self.provider_backoff.refused()
+                await self._settle(machine_id)
             case RefusalKind.EXHAUSTED | RefusalKind.REFUSED:
                 await self._settle(machine_id)
                 if self._machine_backoff.refused(machine_id):

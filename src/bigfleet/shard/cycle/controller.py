@@ -32,6 +32,8 @@ from bigfleet.shard.audit.log import Audit, AuditLog
 from bigfleet.shard.cluster_policy import ClusterPolicies
 from bigfleet.shard.cycle.composition_plans import CompositionPlans, PlanWorkers
 from bigfleet.shard.cycle.cycle_report import CycleReport
+from bigfleet.shard.cycle.cycle_trigger import CycleTrigger
+from bigfleet.shard.cycle.demand_limits import DemandLimits
 from bigfleet.shard.cycle.engine_runner import EngineMaker, EngineRunner, fleet_engine
 from bigfleet.shard.cycle.guardrails import Guardrails
 from bigfleet.shard.cycle.phase_timer import PhaseTimer
@@ -100,6 +102,8 @@ class Shard:
         self.view = CycleView()
         self.taken: MachineRows = np.zeros(0, np.int64)
         self._resources: OwnedResources = ownership_file or EVERYTHING
+        #: The actions that wait or run, by machine; the actuator's.
+        self._actions: dict[MachineId, ActionRecord] = {}
         self._make_sessions(ownership_file)
         self.machine_backoff = MachineBackoff(clock)
         self.demand_backoff = DemandBackoff(clock)
@@ -125,7 +129,7 @@ class Shard:
         self.cycle = 0
         self._has_reconciled = False
         self._has_decided = False
-        self._wakeup = asyncio.Event()
+        self._trigger = CycleTrigger(self._clock, settings.wake_gap_seconds)
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
         self._make_rollups(on_rollup)
@@ -155,12 +159,14 @@ class Shard:
             has_joined=self.publisher.has_joined,
             has_failed=self.publisher.joins.is_unjoined,
         )
-        self.intake = Intake(guard=self.settings.empty_rollup_guard, bounded=self.waiting_growth.reported)
+        self.limits = DemandLimits(metrics=self.metrics, compute=self._compute, actions=self._actions)
+        self.intake = Intake(
+            guard=self.settings.empty_rollup_guard,
+            bounded=lambda name, rows: self.waiting_growth.reported(name, self.limits.reported(name, rows)),
+        )
 
     def _make_ingest(self) -> None:
         """Make the only writer of the inventory, and the filter of what may enter it."""
-        #: The actions that wait or run, by machine; the actuator's.
-        self._actions: dict[MachineId, ActionRecord] = {}
         self.ownership_filter = OwnershipFilter(
             me=self.shard_id,
             inherits=self.settings.inherits,
@@ -234,9 +240,11 @@ class Shard:
             fit_holds=self.fit_holds,
             actuator=self.actuator,
             demand_backoff=self.demand_backoff,
+            provider_backoff=self.executors.provider_backoff,
             metrics=self.metrics,
             compute=self._compute,
             awaited=lambda: self.waiting_growth.awaited,
+            refused=lambda: self.limits.refused,
         )
         self.reconciler = Reconciler(
             settings=self.settings,
@@ -297,8 +305,6 @@ class Shard:
             clock=self._clock,
         )
 
-    # ---- the loop -----------------------------------------------------------------------------------------------
-
     @property
     def is_ready(self) -> bool:
         """Say whether the first reconcile has succeeded and the engine is ready.
@@ -316,7 +322,7 @@ class Shard:
 
     def wake(self) -> None:
         """Ask for a cycle soon; many requests give one."""
-        self._wakeup.set()
+        self._trigger.wake()
 
     async def make_ready(self) -> None:
         """Make the engine ready, off the loop: sessions are served and the inventory is read meanwhile."""
@@ -334,34 +340,13 @@ class Shard:
         next_tick_seconds = self._clock.monotonic_seconds()
         started_seconds = float("-inf")
         while True:
-            is_timer = await self._next_trigger(next_tick_seconds, started_seconds)
+            is_timer = await self._trigger.next(next_tick_seconds, started_seconds)
             started_seconds = self._clock.monotonic_seconds()
             if is_timer:
                 # Several ticks may have passed; they are still one.
                 while next_tick_seconds <= started_seconds:
                     next_tick_seconds += self.settings.cycle_interval_seconds
             await self.step(is_timer=is_timer)
-
-    async def _next_trigger(self, next_tick_seconds: float, started_seconds: float) -> bool:
-        """Wait for the next cycle; return whether the ticker has fired."""
-        while True:
-            now_seconds = self._clock.monotonic_seconds()
-            if now_seconds >= next_tick_seconds:
-                self._wakeup.clear()
-                return True
-            gap_seconds = self.settings.wake_gap_seconds
-            woken_at_seconds = next_tick_seconds if gap_seconds is None else started_seconds + gap_seconds
-            if self._wakeup.is_set():
-                if now_seconds >= woken_at_seconds:
-                    self._wakeup.clear()
-                    return False
-                await self._clock.sleep(min(next_tick_seconds, woken_at_seconds) - now_seconds)
-                continue
-            try:
-                async with asyncio.timeout(next_tick_seconds - now_seconds):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                continue
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
         """Run one cycle; an error inside is logged and counted, and nothing after it is enqueued.
@@ -399,13 +384,14 @@ class Shard:
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
+        self._limit_demand(computed_at_unix_nanos)
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.publisher.judged()
         options = self._options(snapshot, unjoined)
         options = await self.plans.options_with(snapshot, demand, by_cluster, options)
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
-        decision = await recorded(self.recorder, asked, self._decider.decide(snapshot, demand, options, timer.decided))
+        asked, decision = await self._decide(asked, timer)
         self._has_decided = True
         timer.end_decision()
         self.plans.decided(decision)
@@ -419,12 +405,13 @@ class Shard:
             refusal_texts=self.demand_backoff.texts(),
             busy=self.actuator.in_flight() | options.reserved,
             now_seconds=self._clock.monotonic_seconds(),
+            limits=self.limits.told,
         )
         context = ViewContext(
             cycle=self.cycle,
             computed_at_unix_nanos=computed_at_unix_nanos,
             snapshot=snapshot,
-            demand=demand,
+            demand=asked.demand,
             options=options,
             refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
@@ -444,6 +431,21 @@ class Shard:
         self.publisher.publish_need_status(effects)
         self.publisher.show(effects, self._ages.ledger, demand_rows=len(demand))
         return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=decision, **asdict(passed))
+
+    async def _decide(self, asked: CycleInput, timer: PhaseTimer) -> tuple[CycleInput, Decision]:
+        """Return the decision within the limits of the cluster policy, and what it was made of; that is recorded."""
+
+        async def decide(asked: CycleInput) -> Decision:
+            return await self._decider.decide(asked.snapshot, asked.demand, asked.options, timer.decided)
+
+        return await recorded(self.recorder, asked, self.limits.decide(asked, decide))
+
+    def _limit_demand(self, now_unix_nanos: int) -> None:
+        """Have rows decided on as the cluster policy says now."""
+        rows = self.waiting_growth.rows_in_force
+        changed = self.limits.followed(self.policies, lambda: rows(self.intake.table.by_cluster()))
+        bounded = ((cluster, self.waiting_growth.reported(cluster, rows)) for cluster, rows in changed)
+        self.intake.replace_rows(bounded, now_unix_nanos)
 
     def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
         table = self.intake.table
@@ -549,8 +551,6 @@ class Shard:
         async with self._inspecting:
             await self._compute(lambda: view.needs)
         return view
-
-    # ---- sessions -----------------------------------------------------------------------------------------------
 
     def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         """Take one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here."""

@@ -18,6 +18,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
+from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
 from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
@@ -50,21 +51,25 @@ class Guardrails:
         fit_holds: FitHolds,
         actuator: Actuator,
         demand_backoff: DemandBackoff,
+        provider_backoff: ProviderBackoff,
         metrics: ShardMetrics,
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
+        refused: Callable[[], Set[MachineId]] = frozenset,
     ) -> None:
         """Take the parts.
 
         `load_of` returns what was last reported of a machine's node, `awaited` the machines that wait for the pods
-        which they were acquired for (9.9).
+        which they were acquired for (9.9), `refused` those that the cluster policy does not let their clusters have.
         """
         self._awaited = awaited
+        self._refused = refused
         self._settings = settings
         self._clock = clock
         self._fit_holds = fit_holds
         self._actuator = actuator
         self._demand_backoff = demand_backoff
+        self._provider_backoff = provider_backoff
         self._metrics = metrics
         self._compute = compute
         self._node_fullness = NodeFullness(load_of)
@@ -84,11 +89,14 @@ class Guardrails:
         if is_timer:
             self._reclaims_spent = {}
         # What starts meanwhile is caught when the actions are enqueued.
-        in_flight = self._actuator.in_flight()
+        in_flight = self._actuator.in_flight() | self._refused()
         if disposition is not safety_limits.Disposition.EXECUTE:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))
             await self._actuator.suppress(open_actions, cycle, disposition)
+            return AdmittedActions()
+        if not await self._provider_backoff.look():
+            self._metrics.actions_refused.inc(len(decision.actions))
             return AdmittedActions()
         chosen = await self._choose(decision, snapshot, in_flight, now_seconds=now_seconds, is_timer=is_timer)
         self._reclaims_spent = dict(chosen.spent)
@@ -126,7 +134,7 @@ class Guardrails:
         is_timer: bool,
     ) -> safety_limits.Chosen:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
-        backed_off = self._demand_backoff.backed_off()
+        backed_off, without_session = self._demand_backoff.backed_off(), self._demand_backoff.without_session()
         after_seconds = settings.reclaim_after_seconds
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))
@@ -143,6 +151,7 @@ class Guardrails:
                 decision.actions,
                 in_flight=in_flight,
                 backed_off=backed_off,
+                without_session=without_session,
                 is_delayed=lambda action: (
                     is_delayable(action)
                     and (

@@ -6,7 +6,7 @@ run on it at once: until its node has joined and the scheduler had time, the pod
 pods that any machine may host, and the machine is not reclaimed. Rows without waiting pods cost nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from bigfleet.engine.decision import RowResult
@@ -66,6 +66,10 @@ class WaitingGrowth:
         self._reported[cluster] = rows
         self._bounded_rows[cluster] = bounded = [self._bounded(row) for row in rows]
         return bounded
+
+    def rows_in_force(self, in_force: Mapping[str, Sequence[Need]]) -> dict[str, Sequence[Need]]:
+        """Return the rows of every cluster as they were before growth was bounded."""
+        return {**in_force, **self._reported}
 
     def moved(self) -> Iterator[tuple[str, Sequence[Need]]]:
         """Follow the machines; yield each cluster that is to be decided on otherwise than before, with its rows."""

@@ -7,7 +7,7 @@ decision, except that the gate's machines are handed to the next one.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -31,6 +31,7 @@ from bigfleet.shard.sessions.registry import Session, Sessions
 from bigfleet.shard.sessions.stale_clusters import StaleClusters
 from bigfleet.shard.status.capacity_hints import CapacityHints, HintKey, HintOffers
 from bigfleet.shard.status.latency import PhaseTimes, ProvisioningLatency
+from bigfleet.shard.status.limit_status import LimitedDemand
 from bigfleet.shard.status.need_status import (
     NeedStatusPublisher,
     coming_needs,
@@ -73,6 +74,8 @@ class Subscribers:
     #: Machines of actions that are under way, and machines reserved for another shard.
     busy: Set[str]
     now_seconds: float
+    #: What the cluster policy changed of the demand.
+    limits: LimitedDemand = field(default_factory=LimitedDemand)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,16 +251,18 @@ class CyclePublisher:
         classes, fits = self._classes.of(context.snapshot, taken)
         changed = self._offers.update(subscribers.demand, classes, fits)
         unmet = unmet_rows(short, context, fits)
-        rows_by_cluster = statuses(unmet, subscribers.judged.keys(), subscribers.refusal_texts)
+        judged = subscribers.judged.keys()
+        rows_by_cluster = statuses(unmet, judged, subscribers.refusal_texts)
+        rows_by_cluster = subscribers.limits.statuses(rows_by_cluster, judged)
         demand = claimed_machines(decision.rows, subscribers.buckets)
         if unmet:
             demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
         is_over_pods = not isinstance(decision.rows, _KnowsClaims)
-        coming = coming_needs(decision.rows, context.snapshot, subscribers.judged.keys()) if is_over_pods else {}
+        coming = coming_needs(decision.rows, context.snapshot, judged) if is_over_pods else {}
         due = self._verdicts.due(
             rows_by_cluster,
             subscribers.judged,
-            coming_by_cluster=coming,
+            coming_by_cluster=subscribers.limits.coming(coming),
             context=context,
             now_seconds=subscribers.now_seconds,
         )

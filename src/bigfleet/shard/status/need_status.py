@@ -38,6 +38,7 @@ _SENTENCES: Mapping[UnmetReason, str] = {
     UnmetReason.TOPOLOGY_UNSATISFIABLE: "no single domain can hold the whole group",
     UnmetReason.PREEMPTION_EXHAUSTED: "machines are being drained for it",
     UnmetReason.REQUEST_TOO_LARGE: "no machine of the fleet is large enough for one of its pods",
+    UnmetReason.CLUSTER_LIMIT: "the cluster policy does not let the cluster have more",
     UnmetReason.STOCKOUT: "the provider has no stock of machines for it, or fails to create them; it is tried again",
 }
 #: States of bound machines and of those that are being created that do not serve yet.

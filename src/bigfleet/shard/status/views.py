@@ -174,11 +174,11 @@ def short_of(
         return short
     remaining = result.held
     for machine_id in given:
-        remaining = vector.subtract(remaining, _taken_of(result, machine_id, snapshot))
+        remaining = vector.subtract(remaining, taken_of(result, machine_id, snapshot))
     return vector.subtract(result.need.aggregate, remaining)
 
 
-def _taken_of(result: RowResult, machine_id: MachineId, snapshot: ColumnSnapshot) -> Vector:
+def taken_of(result: RowResult, machine_id: MachineId, snapshot: ColumnSnapshot) -> Vector:
     """Return what the row has of a machine: its claims of a decision over pods, else all that the machine offers."""
     if not result.placements and not result.shares:
         return supply_of(snapshot, machine_id)

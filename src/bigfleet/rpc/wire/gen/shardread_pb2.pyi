@@ -42,6 +42,8 @@ class _UnmetReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UnmetReas
     """(ours) The provider has no stock of matching machines, or fails to create them."""
     UNMET_REASON_REQUEST_TOO_LARGE: _UnmetReason.ValueType  # 102
     """(ours) No machine that the shard knows could host one of its pods, even empty; its other pods are met."""
+    UNMET_REASON_CLUSTER_LIMIT: _UnmetReason.ValueType  # 103
+    """(ours) The shard's cluster policy does not let the cluster have more."""
 
 class UnmetReason(_UnmetReason, metaclass=_UnmetReasonEnumTypeWrapper):
     """Why a need is not met. UNSPECIFIED: it is met."""
@@ -59,6 +61,8 @@ UNMET_REASON_STOCKOUT: UnmetReason.ValueType  # 101
 """(ours) The provider has no stock of matching machines, or fails to create them."""
 UNMET_REASON_REQUEST_TOO_LARGE: UnmetReason.ValueType  # 102
 """(ours) No machine that the shard knows could host one of its pods, even empty; its other pods are met."""
+UNMET_REASON_CLUSTER_LIMIT: UnmetReason.ValueType  # 103
+"""(ours) The shard's cluster policy does not let the cluster have more."""
 Global___UnmetReason: _TypeAlias = UnmetReason  # noqa: Y015
 
 @_typing.final

@@ -1,0 +1,40 @@
+"""Waits for the next cycle: the timer, or a wake-up on changed demand (docs/spec/shard.md §3)."""
+
+import asyncio
+
+from bigfleet.model.clock import Clock
+
+
+class CycleTrigger:
+    """Starts the cycles of one shard; many wake-ups give one cycle."""
+
+    def __init__(self, clock: Clock, wake_gap_seconds: float | None) -> None:
+        """`wake_gap_seconds` is the least time between starts of woken cycles; None starts them on the timer only."""
+        self._clock = clock
+        self._wake_gap_seconds = wake_gap_seconds
+        self._wakeup = asyncio.Event()
+
+    def wake(self) -> None:
+        """Ask for a cycle soon."""
+        self._wakeup.set()
+
+    async def next(self, next_tick_seconds: float, started_seconds: float) -> bool:
+        """Wait for the next cycle; return whether the ticker has fired."""
+        while True:
+            now_seconds = self._clock.monotonic_seconds()
+            if now_seconds >= next_tick_seconds:
+                self._wakeup.clear()
+                return True
+            gap_seconds = self._wake_gap_seconds
+            woken_at_seconds = next_tick_seconds if gap_seconds is None else started_seconds + gap_seconds
+            if self._wakeup.is_set():
+                if now_seconds >= woken_at_seconds:
+                    self._wakeup.clear()
+                    return False
+                await self._clock.sleep(min(next_tick_seconds, woken_at_seconds) - now_seconds)
+                continue
+            try:
+                async with asyncio.timeout(next_tick_seconds - now_seconds):
+                    await self._wakeup.wait()
+            except TimeoutError:
+                continue

@@ -1,0 +1,204 @@
+"""Limits the machines and the dollars per hour of a cluster, over one decision (docs/spec/shard.md §1.1).
+
+Pure functions. An action that would give a cluster more than its policy allows is refused. The demand behind it is cut
+to what the cluster may have, so that a second decision gives the machines to others. Nothing that a cluster has is
+taken from it here.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
+from bigfleet.model import vector
+from bigfleet.model.ids import MachineId
+from bigfleet.model.need import Need, RowKey
+from bigfleet.model.shapes import DemandShape, canonical_shapes, largest_of, total_of
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
+from bigfleet.shard.cluster_policy import ClusterLimits
+from bigfleet.shard.inventory.fleet_queries import row_of, supply_of
+from bigfleet.shard.status.views import split_residual, taken_of
+
+#: Sums of prices are compared with this tolerance.
+_CENTS = 1e-9
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What one cluster may still be given."""
+
+    limits: ClusterLimits
+    machines: int
+    dollars_per_hour: float
+
+    def spend(self, prices: Sequence[float]) -> str:
+        """Take machines of these prices off the budget and return ""; when they exceed it return the limit's name."""
+        if self.machines + len(prices) > self.limits.machines_max:
+            return "machines"
+        dollars = math.fsum((self.dollars_per_hour, *prices))
+        if dollars > self.limits.dollars_per_hour_max + _CENTS:
+            return "dollars"
+        self.machines, self.dollars_per_hour = self.machines + len(prices), dollars
+        return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedSupply:
+    """What a decision would give to clusters beyond their limits."""
+
+    machines: frozenset[MachineId] = frozenset()
+    #: Which limit each of those clusters would exceed first: machines or dollars.
+    exceeded: Mapping[str, str] = field(default_factory=dict)
+
+
+def refused_supply(
+    actions: Iterable[Action],
+    snapshot: ColumnSnapshot,
+    limits_of: Callable[[str], ClusterLimits],
+    pending: Mapping[MachineId, str],
+) -> RefusedSupply:
+    """Return the machines of actions that exceed limits; of a gang all are refused when one is.
+
+    `pending` names the cluster of each machine that is being acquired or preempted for one.
+    """
+    asked: defaultdict[str, dict[RowKey, list[MachineId]]] = defaultdict(dict)
+    for action in actions:
+        row = _served_row(action)
+        if row is not None and limits_of(row[0]).bounds_supply:
+            asked[row[0]].setdefault(row, []).append(action.machine_id)
+    refused: set[MachineId] = set()
+    exceeded: dict[str, str] = {}
+    for cluster, rows in asked.items():
+        held = _held_rows(snapshot, cluster, pending)
+        budget = _Budget(limits_of(cluster), len(held), math.fsum(_price(snapshot, row) for row in held))
+        for (_, _, group), machines in rows.items():
+            places = [(each, place) for each in machines if (place := row_of(snapshot, each)) not in held]
+            for portion in [places] if group else [[each] for each in places]:
+                limit = budget.spend([_price(snapshot, place) for _, place in portion])
+                if limit:
+                    refused.update(machine_id for machine_id, _ in portion)
+                    exceeded.setdefault(cluster, limit)
+    return RefusedSupply(machines=frozenset(refused), exceeded=exceeded)
+
+
+def _served_row(action: Action) -> RowKey | None:
+    """Return the row that gains a machine by the action; None when none does."""
+    if action.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION) and action.profile is not None:
+        return (action.cluster, action.profile.fingerprint, action.group)
+    if action.kind is ActionKind.PREEMPT and action.preemptor is not None:
+        return (action.preemptor.cluster, action.preemptor.fingerprint, action.preemptor.group)
+    return None
+
+
+def _held_rows(snapshot: ColumnSnapshot, cluster: str, pending: Mapping[MachineId, str]) -> set[int | None]:
+    """Return the rows of the machines that the cluster has, or will have without another decision."""
+    columns, vocabulary = snapshot.columns, snapshot.vocabulary
+    number = vocabulary.cluster_numbers().get(cluster, -1)
+    stamps = vocabulary.stamps
+    intended = [place for place, stamp in enumerate(stamps) if stamp.intended_cluster == cluster]
+    promised = [
+        place
+        for place, stamp in enumerate(stamps)
+        if stamp.preempted_for is not None and stamp.preempted_for.cluster == cluster
+    ]
+    is_held = (columns.cluster == number) & (columns.state != REMOVED) if number > 0 else columns.state < 0
+    is_held |= (columns.state == MachineState.CREATING) & np.isin(columns.stamp, intended)
+    is_held |= (columns.state == MachineState.DRAINING) & np.isin(columns.stamp, promised)
+    held: set[int | None] = set(np.flatnonzero(is_held).tolist())
+    held.update(row_of(snapshot, machine_id) for machine_id, owner in pending.items() if owner == cluster)
+    return held - {None}
+
+
+def _price(snapshot: ColumnSnapshot, row: int | None) -> float:
+    assert row is not None, "a decision is about machines of its snapshot"
+    return snapshot.vocabulary.offers[int(snapshot.columns.offer[row])].price_usd_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class CutRow:
+    """A row and what is left of it."""
+
+    need: Need
+    rest: Need
+    residual: Vector
+
+
+def cut_rows(decision: Decision, snapshot: ColumnSnapshot, refused: RefusedSupply) -> list[CutRow]:
+    """Return the rows, of the clusters that exceed a limit, that want more than they are allowed to get."""
+    return [
+        cut
+        for result in decision.rows
+        if result.need.cluster in refused.exceeded
+        for cut in _cut(result, snapshot, refused.machines)
+        if cut.residual
+    ]
+
+
+def _cut(result: RowResult, snapshot: ColumnSnapshot, refused: frozenset[MachineId]) -> Iterable[CutRow]:
+    claimed = _allowed_claims(result, snapshot, refused)
+    victims = [each for each in result.victims if each not in refused]
+    member = result.members[0]
+    if member.shapes or member.waiting:
+        yield _cut_pods(member, result, claimed, is_promised=bool(victims))
+        return
+    covered: Vector = vector.ZERO
+    for machine_id in result.claimed:
+        if machine_id in claimed:
+            covered = vector.add(covered, taken_of(result, machine_id, snapshot))
+    for machine_id in victims:
+        covered = vector.add(covered, supply_of(snapshot, machine_id))
+    for one, residual in split_residual(result.members, covered):
+        yield CutRow(one, replace(one, aggregate=vector.subtract(one.aggregate, residual)), residual)
+
+
+def _allowed_claims(result: RowResult, snapshot: ColumnSnapshot, refused: frozenset[MachineId]) -> frozenset[MachineId]:
+    """Return the claims of a row that are not refused; of a gang that is refused, what was bound for it before."""
+    claimed = frozenset(result.claimed) - refused
+    group = result.need.group
+    if not group or refused.isdisjoint((*result.claimed, *result.victims)):
+        return claimed
+    stamp_of, stamps = snapshot.columns.stamp, snapshot.vocabulary.stamps
+    return frozenset(
+        machine_id
+        for machine_id in claimed
+        if (row := row_of(snapshot, machine_id)) is not None and stamps[int(stamp_of[row])].group == group
+    )
+
+
+def _cut_pods(member: Need, result: RowResult, claimed: frozenset[MachineId], *, is_promised: bool) -> CutRow:
+    """Keep the pods that have a place on an allowed machine, and those for which victims are drained."""
+    shapes = (*member.shapes, *member.waiting)
+    counts = [0] * len(shapes)
+    for placement in result.placements:
+        if placement.machine_id in claimed:
+            counts[placement.shape] += placement.count
+    for shape, count in result.unplaced if is_promised else ():
+        counts[shape] += count
+    for impossible in result.impossible:
+        if impossible.shape is not None:
+            counts[impossible.shape] = shapes[impossible.shape].count
+    kept = [
+        (index, replace(shape, count=min(shape.count, count)))
+        for index, (shape, count) in enumerate(zip(shapes, counts, strict=True))
+        if count
+    ]
+    asked = canonical_shapes(shape for index, shape in kept if index < len(member.shapes))
+    waiting = canonical_shapes(shape for index, shape in kept if index >= len(member.shapes))
+    rest = replace(
+        member,
+        shapes=asked,
+        waiting=waiting,
+        aggregate=total_of(asked),
+        min_unit=largest_of((*asked, *waiting)) or member.min_unit,
+    )
+    removed = (
+        DemandShape(shape.resources, shape.count - count)
+        for shape, count in zip(shapes, counts, strict=True)
+        if count < shape.count
+    )
+    return CutRow(member, rest, total_of(removed))

@@ -21,7 +21,7 @@ from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, T
 from bigfleet.model.quantity import Family
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads, overhead_fault
 from bigfleet.model.vector import Vector, format_vector
-from bigfleet.rpc.wire.amounts import amounts_of, check_count, check_text
+from bigfleet.rpc.wire.amounts import amounts_of, check_count, check_string, check_text
 from bigfleet.rpc.wire.convert_shapes import NO_SHAPES, check_agreement, shapes_from_wire, shapes_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2
 from bigfleet.rpc.wire.rollup_head import head_of_rollup
@@ -294,7 +294,7 @@ def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: i
         if found.shapes and texts:
             check_agreement("shapes", found, aggregate)
         if group:
-            check_text("group", group)
+            check_string("group", group)
             if not kind.is_same:
                 raise MalformedMessage("group", "is set, but none of the row's requirements has the operator Same")
     except MalformedMessage as fault:

@@ -3,7 +3,8 @@
 The rules are those of docs/spec/wire.md §1. Nothing here draws randomness by itself: an `IdSource` is handed in.
 """
 
-from typing import NewType, Protocol
+import re
+from typing import Final, NewType, Protocol
 
 MachineId = NewType("MachineId", str)
 ClusterId = NewType("ClusterId", str)
@@ -11,6 +12,7 @@ ShardId = NewType("ShardId", str)
 Fingerprint = NewType("Fingerprint", str)
 
 IDENTIFIER_BYTES_MAX = 253
+_CONTROL_CHARACTERS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class Rng(Protocol):
@@ -27,6 +29,17 @@ class IdSource(Protocol):
     def new_id(self) -> str:
         """Return 26 characters of Crockford base 32 (a ULID)."""
         ...
+
+
+def control_character_in(text: str) -> str:
+    """Return the first control character or line separator of a text, empty without one.
+
+    No resource name, label key or value on the wire may have one (docs/spec/wire.md §1).
+    """
+    if text.isprintable():
+        return ""
+    found = _CONTROL_CHARACTERS.search(text)
+    return found[0] if found else ""
 
 
 def identifier_fault(text: str) -> str | None:

@@ -94,6 +94,17 @@ _REQUIREMENT, _QUANTITY = UnmappableReason.INVALID_REQUIREMENT, UnmappableReason
         ({"resources": {"cpu": -1}}, _QUANTITY, r"resources: cpu: '-1' is negative"),
         ({"resources": {f"r{n}": 1 for n in range(33)}}, _REQUIREMENT, r"spec\.resources: has 33 entries"),
         ({"resources": {"": 1}}, _REQUIREMENT, r"spec\.resources\[\]: is empty"),
+        ({"resources": {"cpu\x1b[2J": 1}}, _REQUIREMENT, r"spec\.resources.*: has the control character '\\x1b'"),
+        (
+            {"requirements": [{"key": "zone", "operator": "In", "values": ["a\nb"]}]},
+            _REQUIREMENT,
+            r"requirements\[0\]\.values: has the control character '\\n'",
+        ),
+        (
+            {"requirements": [{"key": "zo\0ne", "operator": "Exists"}]},
+            _REQUIREMENT,
+            r"requirements\[0\]\.key: has the control character '\\x00'",
+        ),
         ({"resources": {"r" * 1025: 1}}, _REQUIREMENT, r"has 1025 bytes, at most 1024"),
         ({"requirements": [{"key": "", "operator": "Exists"}]}, _REQUIREMENT, r"requirements\[0\]\.key: is empty"),
         (

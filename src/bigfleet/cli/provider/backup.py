@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.terminal import echo
 
 #: Files beside a state file that belong to it: the rooms of partitioned hosts, and a simulated cloud.
 BESIDE = (".rooms", ".cloud")
@@ -37,4 +38,4 @@ def backup(
             path.unlink()
         raise RunFault(str(fault)) from fault
     for path, size_bytes in sizes.items():
-        typer.echo(f"{path}: {size_bytes:,} bytes")
+        echo(f"{path}: {size_bytes:,} bytes")

@@ -36,6 +36,7 @@ from bigfleet.cli.flags.values import (
     parse_size_bytes,
 )
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.terminal import echo
 from bigfleet.model.ids import ShardId, identifier_fault
 from bigfleet.model.ownership import Base
 
@@ -502,4 +503,4 @@ def backup(
         size_bytes = back_up_state(context.obj if data_dir is None else data_dir, file)
     except BackupFault as fault:
         raise RunFault(str(fault)) from fault
-    typer.echo(f"{file}: {size_bytes:,} bytes")
+    echo(f"{file}: {size_bytes:,} bytes")

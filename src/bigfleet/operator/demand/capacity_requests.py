@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NoReturn
 
+from bigfleet.model.ids import control_character_in
 from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
 from bigfleet.operator.kubernetes.objects import (
     CapacityCoLocation,
@@ -90,7 +91,14 @@ def _refuse(field: str, fault: str, reason: UnmappableReason = UnmappableReason.
 def _check_text(field: str, text: str) -> None:
     if not text:
         _refuse(field, "is empty")
+    _check_characters(field, text)
+
+
+def _check_characters(field: str, text: str) -> None:
     _check_bytes(field, text)
+    character = control_character_in(text)
+    if character:
+        _refuse(field, f"has the control character {character!r}")
 
 
 def _check_bytes(field: str, text: str) -> None:
@@ -126,7 +134,7 @@ def _requirement(field: str, given: LabelSelectorRequirement) -> Requirement:
     values = given.values or ()
     _check_count(f"{field}.values", len(values), VALUES_MAX)
     for value in values:
-        _check_bytes(f"{field}.values", value)
+        _check_characters(f"{field}.values", value)
     if operator in (Operator.IN, Operator.NOT_IN) and not values:
         _refuse(f"{field}.values", f"operator {given.operator} needs values")
     if operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and values:
@@ -208,7 +216,9 @@ def _check_label(field: str, key: str, values: Iterable[str]) -> None:
 def _exclusion(given: CapacityExclusion | None, namespace: str) -> Exclusion | None:
     if given is None:
         return None
-    _check_text("exclusion.group", given.group)
+    if not given.group:
+        _refuse("exclusion.group", "is empty")
+    _check_bytes("exclusion.group", given.group)
     if not 1 <= given.max_per_machine <= _INT32_MAX:
         _refuse("exclusion.maxPerMachine", f"{given.max_per_machine} is not between 1 and {_INT32_MAX}")
     return Exclusion(group=f"{namespace}\0{given.group}", max_per_machine=given.max_per_machine)

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 
+from bigfleet.model.ids import control_character_in
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.vector import Vector, add, vector_key
@@ -86,7 +87,12 @@ def overhead_of(daemon_set: DaemonSet) -> Overhead | None:
     requirements = _requirements_of(spec)
     if requirements is None:
         return None
-    return Overhead(tuple(requirements), add(pod_requests(spec), _ONE_POD))
+    requests = pod_requests(spec)
+    for name in requests:
+        if control_character_in(name) or len(name.encode()) > STRING_BYTES_MAX:
+            # The shard would refuse the roll-up, and with it the demand of everybody in the cluster.
+            raise UnreadableRequest(f"the resource name {name[:64]!r} is too long or has a control character")
+    return Overhead(tuple(requirements), add(requests, _ONE_POD))
 
 
 def _requirements_of(spec: PodSpec) -> _Requirements | None:
@@ -117,7 +123,8 @@ def _requirement(key: str, operator_name: str, values: tuple[str, ...]) -> set[R
     if key == OPERATING_SYSTEM and operator is Operator.IN and "linux" in values:
         # Machines rarely say their system, and nearly every DaemonSet asks for it.
         return {_WINDOWS_ALONE}
-    if len(values) > VALUES_MAX or any(len(text.encode()) > STRING_BYTES_MAX for text in (key, *values)):
+    texts = (key, *values)
+    if len(values) > VALUES_MAX or any(len(t.encode()) > STRING_BYTES_MAX or control_character_in(t) for t in texts):
         return set()
     return {Requirement(key, operator, values)}
 

@@ -3,13 +3,13 @@
 The bounds are those of docs/spec/wire.md §2. Equal maps give the same objects. Nothing here mends a quantity.
 """
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from bigfleet.model.frames import MalformedMessage
+from bigfleet.model.ids import control_character_in
 from bigfleet.model.quantity import Family, QuantityError, parse_quantity, quantity_family
 from bigfleet.model.vector import Vector
 
@@ -19,7 +19,6 @@ STRING_BYTES_MAX: Final = 1_024
 #: Resource maps that are shared; many differ from roll-up to roll-up.
 _AMOUNTS_CACHED_MAX: Final = 16_384
 _NAME_SHOWN_CHARACTERS_MAX: Final = 64
-_CONTROL_CHARACTERS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def amounts_of(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, Family]]:
@@ -88,14 +87,6 @@ def check_text(place: str, text: str, subject: str = "has") -> None:
     character = control_character_in(text)
     if character:
         raise MalformedMessage(place, f"{subject} the control character {character!r}, which no name or value may have")
-
-
-def control_character_in(text: str) -> str:
-    """Return the first control character or line separator of a text, empty without one."""
-    if text.isprintable():
-        return ""
-    found = _CONTROL_CHARACTERS.search(text)
-    return found[0] if found else ""
 
 
 def text_bytes(text: str) -> int:

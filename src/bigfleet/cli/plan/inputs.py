@@ -243,7 +243,10 @@ def _csv_header(path: Path) -> list[str]:
     lines = _text(path).splitlines()
     if not lines:
         raise UsageFault(f"{path}: the file is empty; a header with the names of the columns is expected")
-    return [name.strip() for name in next(csv.reader(lines[:1]))]
+    try:
+        return [name.strip() for name in next(csv.reader(lines[:1]))]
+    except csv.Error as error:
+        raise UsageFault(f"{path} line 1: not CSV ({error})") from error
 
 
 def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
@@ -257,7 +260,10 @@ def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
     if "id" not in header:
         raise UsageFault(f"{path} line 1: there is no column 'id', which every machine needs")
     reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    next(reader)
+    try:
+        next(reader)
+    except csv.Error as error:
+        raise UsageFault(f"{path} line 1: not CSV ({error})") from error
     while True:
         try:
             cells = next(reader, None)

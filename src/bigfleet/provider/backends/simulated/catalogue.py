@@ -85,6 +85,13 @@ def load_catalogue(path: Path | None) -> Mapping[str, InstanceType]:
 
 def parse_catalogue(lines: Iterable[str], file: str) -> Mapping[str, InstanceType]:
     """Return the types by name. Raises CatalogueFault naming file, line and column."""
+    try:
+        return _parsed(lines, file)
+    except csv.Error as error:
+        raise CatalogueFault(f"{file}: not CSV: {error}") from error
+
+
+def _parsed(lines: Iterable[str], file: str) -> Mapping[str, InstanceType]:
     reader = csv.DictReader(lines)
     missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
     if missing:

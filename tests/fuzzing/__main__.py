@@ -41,10 +41,10 @@ def main() -> int:
     names = [name for name in given.only.split(",") if name] or list(BY_NAME)
     unknown = [name for name in names if name not in BY_NAME]
     found = re.fullmatch(r"([0-9]+)([smh])", given.duration)
-    if unknown or found is None:
-        parser.error(
-            f"--only: {unknown[0]!r} is no target" if unknown else "--for: write a time such as 90s, 10m or 2h"
-        )
+    if unknown:
+        parser.error(f"--only: {unknown[0]!r} is no target; choose from {', '.join(BY_NAME)}")
+    if found is None:
+        parser.error(f"--for: {given.duration!r} is no time; write 90s, 10m or 2h")
     if given.repeat:
         print(repr(BY_NAME[names[0]].feed(Path(given.repeat).read_bytes()))[:2000])
         return 0

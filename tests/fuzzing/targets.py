@@ -1,4 +1,4 @@
-"""Lists what reads input from outside: each target takes any bytes, and refuses them clearly or returns a value.
+"""Lists the readers of outside input: each target takes any bytes, and rejects them or returns a value.
 
 A refusal is one of the exceptions that the reader documents; anything else that leaves `read` is a defect. Where a
 value can be written again, `again` writes it, and reading that gives an equal value.

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from bigfleet.rpc import connection_limits
 from bigfleet.rpc.connection_limits import ConnectionsInUse, TooManyConnections, connection_options, connections_allowed
 from bigfleet.rpc.grpc_server import GrpcServer
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until_async
 from tests.rpc.security.tls_world import READONLY, SHARD, Certificates, secure_channel
 
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0))
@@ -65,9 +65,11 @@ async def test_idle_connections_are_closed_and_make_room(monkeypatch: pytest.Mon
         *crowd, honest = channels
         assert [await status_of(channel) for channel in crowd] == [Code.OK] * 3
         assert await status_of(honest) is Code.UNAVAILABLE
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while await status_of(honest) is not Code.OK:  # noqa: ASYNC110 - the server is asked
-                await asyncio.sleep(0.1)
+
+        async def is_served() -> bool:
+            return await status_of(honest) is Code.OK
+
+        await wait_until_async(is_served, poll_seconds=0.1)
 
 
 async def test_a_connection_with_a_call_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +95,11 @@ async def test_one_identity_uses_a_bounded_number_of_connections(tmp_path: Path)
         other = await stack.enter_async_context(secure_channel(port, honest))
         assert await status_of(other) is Code.OK
         first[0].cancel()
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while await status_of(channels[2]) is not Code.OK:  # noqa: ASYNC110 - the server is asked
-                await asyncio.sleep(0.01)
+
+        async def is_served() -> bool:
+            return await status_of(channels[2]) is Code.OK
+
+        await wait_until_async(is_served, poll_seconds=0.01)
         second[0].cancel()
 
 

@@ -12,7 +12,7 @@ from grpc import aio
 
 from bigfleet.rpc.wire.gen import shard_pb2
 from bigfleet.shard.sessions.outbox import Outbox
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until_async
 from tests.rpc.live_shard import CROSSED, dial, live_shard
 
 Code = grpc.StatusCode
@@ -104,6 +104,8 @@ async def test_sessions_that_have_ended_are_freed_without_a_collection(no_collec
             gone.vanish()
         await live.connect("last")
         # Of twenty sessions one stands, and one may be about to go.
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while sum(id(outbox) not in before for outbox in outboxes()) > 2:  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
+
+        async def are_freed() -> bool:
+            return sum(id(outbox) not in before for outbox in outboxes()) <= 2
+
+        await wait_until_async(are_freed, poll_seconds=0.01)

@@ -1,4 +1,4 @@
-"""Protects files: private modes, detection of deleted or replaced ones, online backups, text that is nested too deep.
+"""Protects files: private modes, detection of deleted or replaced files, online backups, safe YAML loading.
 
-Nothing here knows what a file holds, and nothing of ours is imported.
+Nothing here depends on the content of a file or imports another package of BigFleet.
 """

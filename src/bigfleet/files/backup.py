@@ -11,6 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from bigfleet.files.private import FILE_MODE
+from bigfleet.files.sync import sync_path
 
 #: Checks the copy, and may write to it; raises BackupFault.
 Finish = Callable[[sqlite3.Connection], None]
@@ -35,9 +36,9 @@ def back_up(source: Path, target: Path, finish: Finish) -> int:
     try:
         _copy(source, part, finish)
         size_bytes = part.stat().st_size
-        _sync(part)
+        sync_path(part)
         part.rename(target)
-        _sync(target.parent)
+        sync_path(target.parent)
     except sqlite3.Error as error:
         raise BackupFault(f"{source}: {error}; no backup was made") from error
     except OSError as error:
@@ -62,11 +63,3 @@ def _copy(source: Path, part: Path, finish: Finish) -> None:
         if finding != "ok":
             raise BackupFault(f"{source}: damaged: {finding}; no backup was made")
         finish(writing)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

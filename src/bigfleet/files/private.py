@@ -1,4 +1,4 @@
-"""Makes state files and directories that their owner alone can use, and finds those that others can use.
+"""Creates state files and directories with private modes, and reports files that other users can access.
 
 Files are made with mode 0600, directories with 0700. The mode of a file or directory that exists is never changed.
 """
@@ -19,7 +19,7 @@ _log = structlog.get_logger("bigfleet.files.private")
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory with mode 0700, and its parents, unless it exists. Raises OSError."""
+    """Make a directory with mode 0700 unless it exists; parents that are missing get the usual mode. Raises OSError."""
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
 
 

@@ -12,13 +12,13 @@ _ADVICE = "this process still uses the former file, and what it writes is lost w
 class FileWatch:
     """Compares the files at some paths with those that the process opened."""
 
-    def __init__(self, database: Path, *beside: Path) -> None:
-        """Remember the files that are there now; one that comes later is remembered when it is first seen.
+    def __init__(self, database: Path, *companions: Path) -> None:
+        """Remember the files that exist now; a file that appears later is remembered when it is first seen.
 
-        The database never shrinks; the write-ahead log and those `beside` it may.
+        The database never shrinks; the write-ahead log and the `companions` may.
         """
         self._database = database
-        self._paths = (database, database.with_name(f"{database.name}-wal"), *beside)
+        self._paths = (database, database.with_name(f"{database.name}-wal"), *companions)
         self._files: dict[Path, tuple[int, int]] = {}
         self._size_bytes = 0
         self.fault()

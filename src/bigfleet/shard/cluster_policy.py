@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 import yaml
 
-from bigfleet.files.nesting import NestingError, check_nesting
+from bigfleet.files.yaml_loading import NestingError, compose_yaml
 from bigfleet.model.ids import identifier_fault
 from bigfleet.model.penalty import ORDINALS, UNSPECIFIED, bucket_label
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
@@ -42,7 +42,6 @@ _AMOUNT = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 #: Penalty buckets by the dollars that they stand for; the unspecified one is no limit that anyone could mean.
 _BUCKETS = {bucket_label(ordinal): ordinal for ordinal in ORDINALS if ordinal != UNSPECIFIED}
 _DEFAULT = PlanSettings()
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _log = structlog.get_logger("bigfleet.shard.cluster_policy")
 
@@ -200,9 +199,7 @@ def read_policies(path: Path) -> ClusterPolicies:
     if len(content) > FILE_BYTES_MAX:
         raise PolicyFault(f"{path}: has more than {FILE_BYTES_MAX} bytes; name clusters by patterns such as prod-*")
     try:
-        text = content.decode("utf-8")
-        check_nesting(text)
-        root = yaml.compose(text, _LOADER)
+        root = compose_yaml(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PolicyFault(f"{path}: is no UTF-8 at byte {error.start}; save it as UTF-8") from error
     except yaml.MarkedYAMLError as error:

@@ -35,9 +35,9 @@ _BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
 DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
-#: `snapread` ends when the demand is folded, `phase1` to `phase3` are those of the engine.
 #: Settings of the cluster policy that limit demand.
 DEMAND_LIMITS = ("priority", "penalty", "rows", "machines", "dollars")
+#: `snapread` ends when the demand is folded, `phase1` to `phase3` are those of the engine.
 PHASES = ("reconcile", "snapread", "phase1", "phase2", "phase3", "emit", "execute")
 #: How a report can end; `redirected` counts each time that a follower named the leader.
 REPORT_OUTCOMES = ("ok", "redirected", "error", "stale_term", "rejected")

@@ -70,7 +70,7 @@ class ActionRecord:
     disposition: str = ""
     message: str = ""
     operation_id: str = ""
-    #: The next record of its kind counts this action; it has none of its own.
+    #: It is counted in metrics and has no audit record and no log line of its own.
     is_counted_only: bool = False
     #: The same call again for a transition that does not end (docs/spec/shard.md §9.5).
     is_redrive: bool = False

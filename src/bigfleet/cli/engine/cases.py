@@ -13,7 +13,7 @@ import yaml
 
 from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind
-from bigfleet.files.nesting import check_nesting
+from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, HostRef, Machine, PreemptedFor
@@ -110,15 +110,6 @@ def read_case_file(path: Path) -> list[Case]:
         ):
             raise CaseFileFault(f"{path}: entry {number} has no name and stage, which every case needs")
     return [Case(path.stem, entry["name"], entry["stage"], entry) for entry in entries]
-
-
-def load_yaml(text: str) -> Any:
-    """Return what YAML text holds, by the C loader where there is one (ten times as fast).
-
-    Raises yaml.YAMLError, and NestingError, a ValueError.
-    """
-    check_nesting(text)
-    return yaml.load(text, yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
 
 
 def dollars(value: float | str) -> float:

@@ -102,7 +102,7 @@ def _explain(
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.sources import connected
     from bigfleet.cli.get.wanted import output_form
-    from bigfleet.cli.runtime.console import TerminalConsole
+    from bigfleet.cli.runtime.console import output_console
 
     address, tls, form = asking.address(), asking.tls(), output_form(asking.output)
     with connected(address, tls) as reader:
@@ -113,8 +113,7 @@ def _explain(
         elif form == "yaml":
             yaml.safe_dump(explained, sys.stdout, sort_keys=False, allow_unicode=True)
         else:
-            console = TerminalConsole(highlight=False)
-            show(console if console.is_terminal else TerminalConsole(width=WIDTH, highlight=False), explained)
+            show(output_console(WIDTH), explained)
 
 
 def _row_meant(reader: "ShardReader", cluster: str, asked: str) -> "shardread_pb2.ExplainNeedRequest":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Their heading in the help of a command.
 TLS_SECTION: Final = "TLS"
 TLS_OPTIONS: Final = ("--tls-cert", "--tls-key", "--tls-ca")
-#: Of commands that do not serve other hosts in plain text unless they are told to.
+#: Options of servers, which accept plain text from other hosts only with --insecure.
 SERVER_TLS_OPTIONS: Final = (*TLS_OPTIONS, "--insecure")
 _LOOPBACK: Final = "127.0.0.1"
 

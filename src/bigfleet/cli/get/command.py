@@ -211,7 +211,6 @@ def _show_shard(source: "Source", columns: "Sequence[TableColumn]", noun: str, l
 def _show(
     look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: Looking
 ) -> None:
-
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch

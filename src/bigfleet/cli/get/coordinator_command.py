@@ -131,7 +131,6 @@ def add_to(app: typer.Typer) -> None:
 def _show(
     look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: LookingAtCoordinator
 ) -> None:
-
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch

@@ -38,7 +38,7 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
     """Draw the hosts of a message, their instances and free capacity."""
 
     from bigfleet.cli.partition.picture import picture_of, print_picture, svg_of
-    from bigfleet.cli.runtime.console import TerminalConsole
+    from bigfleet.cli.runtime.console import output_console
     from bigfleet.partition.cluster import read_cluster
     from bigfleet.partition.document import WrongInput, decode
 
@@ -54,8 +54,7 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
         raise UsageFault(f"--group: {group!r} is the name of no group in {file}")
     picture = picture_of(cluster, groups)
     if svg is None:
-        console = TerminalConsole(highlight=False)
-        print_picture(console if console.is_terminal else TerminalConsole(width=WIDTH, highlight=False), picture)
+        print_picture(output_console(WIDTH), picture)
         return
     try:
         svg.write_text(svg_of(picture), encoding="utf-8")
@@ -70,10 +69,7 @@ def compare(hosts: _Hosts = 20, sequences: _Sequences = 100, seed: _Seed = 1) ->
     import random
 
     from bigfleet.cli.partition.orders import compare_orders, table_of
-    from bigfleet.cli.runtime.console import TerminalConsole
+    from bigfleet.cli.runtime.console import output_console
 
-    console = TerminalConsole(highlight=False)
-    if not console.is_terminal:
-        console = TerminalConsole(width=WIDTH, highlight=False)
     rng = random.Random(seed)  # noqa: S311 - reproducible on purpose; nothing here is a secret
-    console.print(table_of(compare_orders(hosts, sequences, rng), hosts=hosts, sequences=sequences))
+    output_console(WIDTH).print(table_of(compare_orders(hosts, sequences, rng), hosts=hosts, sequences=sequences))

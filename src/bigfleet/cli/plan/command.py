@@ -169,24 +169,17 @@ def _print_settled(given: "PlanInput", output: str) -> None:
 
         echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
         return
-
     from bigfleet.cli.plan.tables import show_settled
-    from bigfleet.cli.runtime.console import TerminalConsole
+    from bigfleet.cli.runtime.console import output_console
 
-    console = TerminalConsole(highlight=False)
-    if not console.is_terminal:
-        console = TerminalConsole(width=SETTLED_WIDTH, highlight=False)
-    show_settled(console, settled)
+    show_settled(output_console(SETTLED_WIDTH), settled)
 
 
 def _print_tables(answer: _Answer) -> None:
-
     from bigfleet.cli.plan.tables import show_bound, show_difference, show_explanation, show_plan
-    from bigfleet.cli.runtime.console import TerminalConsole
+    from bigfleet.cli.runtime.console import output_console
 
-    console = TerminalConsole(highlight=False)
-    if not console.is_terminal:
-        console = TerminalConsole(width=WIDTH, highlight=False)
+    console = output_console(WIDTH)
     show_plan(console, answer.base)
     if answer.difference is not None:
         show_difference(console, answer.difference)

@@ -18,11 +18,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, load_yaml
+from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES
 from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
 from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
+from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
 from bigfleet.model.need import Need
@@ -249,6 +250,16 @@ def _csv_header(path: Path) -> list[str]:
         raise UsageFault(f"{path} line 1: not CSV ({error})") from error
 
 
+def _csv_rows(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the cells of each row, the header's too. Raises UsageFault."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    try:
+        for cells in reader:
+            yield f"{path} line {reader.line_num}", cells
+    except csv.Error as error:
+        raise UsageFault(f"{path} line {reader.line_num}: not CSV ({error})") from error
+
+
 def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
     header = _csv_header(path)
     known = [name for name in MachineEntry.__struct_fields__ if name != _NESTED_ONLY]
@@ -259,21 +270,11 @@ def _csv_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
         raise UsageFault(f"{path} line 1: a column is given twice")
     if "id" not in header:
         raise UsageFault(f"{path} line 1: there is no column 'id', which every machine needs")
-    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
-    try:
-        next(reader)
-    except csv.Error as error:
-        raise UsageFault(f"{path} line 1: not CSV ({error})") from error
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise UsageFault(f"{path} line {reader.line_num}: not CSV ({error})") from error
-        if cells is None:
-            return
+    rows = _csv_rows(path)
+    next(rows)
+    for place, cells in rows:
         if not cells:
             continue
-        place = f"{path} line {reader.line_num}"
         if len(cells) != len(header):
             raise UsageFault(f"{place}: {len(cells)} cells where the header has {len(header)} columns")
         values = {column: text.strip() for column, text in zip(header, cells, strict=True) if text.strip()}

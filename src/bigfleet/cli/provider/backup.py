@@ -12,8 +12,8 @@ import typer
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.terminal import echo
 
-#: Files beside a state file that belong to it: the rooms of partitioned hosts, and a simulated cloud.
-BESIDE = (".rooms", ".cloud")
+#: Suffixes of the files that belong to a state file: the rooms of partitioned hosts, and a simulated cloud.
+_COMPANIONS = (".rooms", ".cloud")
 
 
 def backup(
@@ -28,7 +28,7 @@ def backup(
     try:
         sizes = {file: back_up_provider(state, file)}
         made.append(file)
-        for suffix in BESIDE:
+        for suffix in _COMPANIONS:
             source, target = state.with_name(state.name + suffix), file.with_name(file.name + suffix)
             if source.exists():
                 sizes[target] = back_up(source, target, lambda _copy: None)

@@ -15,8 +15,6 @@ from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.terminal import echo, visible_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bigfleet.cli.plan.planning import Difference, FleetPlan
     from bigfleet.cli.replay.changes import ReplaySettings
     from bigfleet.cli.replay.replaying import Replayed
@@ -201,8 +199,9 @@ def _write_table(replayed: "Iterator[Replayed]", settings: "ReplaySettings") -> 
     from bigfleet.cli.replay import tables
     from bigfleet.cli.replay.records import cycle_record
     from bigfleet.cli.replay.replaying import ReplayVerdict
+    from bigfleet.cli.runtime.console import output_console
 
-    console = _console()
+    console = output_console(WIDTH)
     table = tables.new_table(console, is_changed=bool(settings))
     verdicts: list[tuple[int, ReplayVerdict]] = []
     missed = 0
@@ -300,8 +299,9 @@ def _show_one(
         return
     from bigfleet.cli.plan.tables import show_difference, show_explanation, show_plan
     from bigfleet.cli.replay import tables
+    from bigfleet.cli.runtime.console import output_console
 
-    console = _console()
+    console = output_console(WIDTH)
     tables.show_line(console, tables.head_text(replayed.recorded.head), "bold")
     tables.show_line(console, tables.verdict_line(replayed, record["digest"] or ""))
     kind = "timer cycle" if record["timer"] else "woken cycle"
@@ -321,11 +321,3 @@ def _show_one(
             tables.show_line(console, f"Changed: {settings.text()}.")
     if about is not None and final is not None:
         show_explanation(console, final, *about)
-
-
-def _console() -> "Console":
-
-    from bigfleet.cli.runtime.console import TerminalConsole
-
-    console = TerminalConsole(highlight=False)
-    return console if console.is_terminal else TerminalConsole(width=WIDTH, highlight=False)

@@ -19,3 +19,9 @@ class TerminalConsole(Console):
                 yield segment
             else:
                 yield Segment(shown, segment.style)
+
+
+def output_console(width: int) -> TerminalConsole:
+    """Return a console for standard output, as wide as the terminal, or `width` columns where there is none."""
+    console = TerminalConsole(highlight=False)
+    return console if console.is_terminal else TerminalConsole(width=width, highlight=False)

@@ -11,7 +11,7 @@ import msgspec
 
 LINE_BYTES_MAX: Final = 8 * 1024
 FIELD_BYTES_MAX: Final = 1024
-#: Tracebacks, of which the end is kept: it names the error.
+#: Of a traceback, whose beginning is cut: the end names the error.
 TRACEBACK_BYTES_MAX: Final = 4 * 1024
 
 _TRACEBACKS: Final = frozenset({"exception", "stack"})

@@ -69,7 +69,7 @@ class ProcessPlanWorkers:
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        # Ended, not waited for: a worker that compiles its loops takes half a minute, and has nothing to keep.
+        # Terminated, not awaited: a worker that compiles its loops takes half a minute, and its result is discarded.
         workers = list(pool._processes.values())
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:

@@ -1,7 +1,7 @@
-"""Looks every second whether the state files of a process are still those that it opened.
+"""Checks every second that the state files of a process are still those that it opened.
 
-A file that was deleted, replaced or truncated makes the process unready, is logged, and sets a gauge. A file that was
-moved away and comes back makes it ready again. Nothing here writes to a file.
+If a file was deleted, replaced or truncated, the process becomes unready, logs it and sets a gauge. If the file
+returns, the process is ready again. Nothing here writes to a file.
 """
 
 import asyncio

@@ -91,7 +91,7 @@ def configure_logging(component: str, level: str = "info") -> None:
 def run_loop(main: Callable[[], Coroutine[Any, Any, int]], *, threads_seconds_max: float | None = None) -> int:
     """Run `main()` on a fresh event loop, uvloop when it is installed, and return its exit code.
 
-    With `threads_seconds_max` the process ends with that code when threads still compute after so long.
+    With `threads_seconds_max` the process exits with that code if threads still run after that time.
     """
     try:
         import uvloop  # optional extra; -10 to -20 % server CPU
@@ -109,7 +109,7 @@ def run_loop(main: Callable[[], Coroutine[Any, Any, int]], *, threads_seconds_ma
 
 
 async def _threads_ended(seconds_max: float) -> bool:
-    """Say whether all threads of the loop end within a time; a thread cannot be interrupted."""
+    """Return whether all threads of the loop end within a time."""
     ending = asyncio.ensure_future(asyncio.get_running_loop().shutdown_default_executor())
     ended, _ = await asyncio.wait({ending}, timeout=seconds_max)
     return bool(ended)

@@ -4,7 +4,6 @@ docs/spec/shard.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails
 process itself is put together in `bigfleet.cli.shard.process`.
 """
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -186,7 +185,8 @@ _ReportInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time bet
 _Advertise = Annotated[
     str,
     typer.Option(
-        metavar="HOST:PORT", help="Address under which others reach this shard; by default the host's name and port."
+        metavar="HOST:PORT",
+        help="Address under which others reach this shard; by default the host (or loopback) and port.",
     ),
 ]
 _ClusterPolicy = Annotated[
@@ -458,33 +458,34 @@ class ShardFlags:
             raise UsageFault(f"--cluster-policy {fault}") from fault
 
 
-app = typer.Typer(cls=ShardCommand, invoke_without_command=True)
+app = typer.Typer()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ShardCall(ShardFlags):
+    """The flags of one call, and how it was made."""
+
+    context: typer.Context
 
 
 # Typer reads the flags off a signature; one of fifty parameters would fit no screen, and a class can take them apart.
 # Nothing but the signature is taken from the class: name and help stay the function's.
-@wraps(ShardFlags, assigned=(), updated=())
+@app.callback(cls=ShardCommand, invoke_without_command=True)
+@wraps(_ShardCall, assigned=(), updated=())
 def shard(**given: Any) -> None:
     """Run one shard, or back up its state."""
     from bigfleet.cli.runtime.system import configure_logging, run_loop
     from bigfleet.cli.shard.process import serve_shard
 
-    context = given.pop("context")
-    if context.invoked_subcommand is not None:
-        context.obj = given["data_dir"]
+    flags = _ShardCall(**given)
+    if flags.context.invoked_subcommand is not None:
+        flags.context.obj = flags.data_dir
         return
-    flags = ShardFlags(**given)
     flags.check()
     settings, place = flags.settings(), flags.place()
     configure_logging("shard", flags.log_level)
-    # All files are closed by then: a thread that still runs loads kernels, or decides what nobody waits for.
+    # All files are closed by then. A thread that still runs loads kernels or computes a decision that is discarded.
     raise typer.Exit(run_loop(lambda: serve_shard(place, settings), threads_seconds_max=THREADS_SECONDS_MAX))
-
-
-_CONTEXT = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-_FLAGS = inspect.signature(ShardFlags)
-shard.__signature__ = _FLAGS.replace(parameters=[_CONTEXT, *_FLAGS.parameters.values()])  # type: ignore[attr-defined]
-app.callback(cls=ShardCommand, invoke_without_command=True)(shard)
 
 
 @app.command(cls=SwitchCommand)

@@ -19,6 +19,7 @@ from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_
 from bigfleet.coordinator.stores.protocol import TERM_MAX, TERM_STEP
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
 from bigfleet.files.private import make_directory, make_file
+from bigfleet.files.sync import sync_path
 from bigfleet.model.clock import NANOS_PER_SECOND
 
 SCHEMA: Final = 1
@@ -167,11 +168,11 @@ def write_snapshot(folder: Path, snapshot: TablesSnapshot) -> None:
         make_directory(beside)
         _write_synced(beside / META_FILE, snapshot.meta_json)
         _write_synced(beside / STATE_FILE, snapshot.document)
-        _sync_directory(beside)
+        sync_path(beside)
         if folder.exists():
             raise SnapshotFault(f"{folder}: exists already; choose another directory")
         beside.rename(folder)
-        _sync_directory(folder.parent)
+        sync_path(folder.parent)
     except OSError as error:
         raise SnapshotFault(f"{error.filename or folder}: {error.strerror}") from error
     finally:
@@ -206,11 +207,3 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -277,14 +277,16 @@ class RequestVerdicts:
             verdict = wording.MET
         if verdict.satisfied.reason == "Unmet":
             return verdict, False
-        pod = self._pods.get(entry.pod_uid) if entry.pod_uid and self._pods is not None else None
-        if pod is None and entry.pod_uid and self._pods is not None and verdict.kind == wording.COMING.kind:
+        if self._pods is None or not entry.pod_uid:
+            return verdict, False
+        pod = self._pods.get(entry.pod_uid)
+        if pod is None:
             # It runs, or the scheduler has not tried it yet. Without this all requests of a row are written twice for
             # each machine that comes for one of them.
-            return wording.MET, False
-        if pod is not None and pod.wait is PodWait.NOT_FOR_WANT_OF_CAPACITY:
+            return wording.MET if verdict.kind == wording.COMING.kind else verdict, False
+        if pod.wait is PodWait.NOT_FOR_WANT_OF_CAPACITY:
             return wording.not_for_want_of_capacity(reasons_of(pod.message)), False
-        if pod is not None and pod.wait is PodWait.ASKED_FOR:
+        if pod.wait is PodWait.ASKED_FOR:
             return wording.waiting(reasons_of(pod.message)), False
         return verdict, False
 

@@ -6,11 +6,11 @@ docs/spec/operator.md §11. The file is read completely or not at all; a fault n
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
-from bigfleet.files.nesting import NestingError, check_nesting
+from bigfleet.files.yaml_loading import NestingError, compose_yaml
 from bigfleet.model.quantity import QuantityError, format_quantity, parse_quantity, quantity_family
 
 FILE_BYTES_MAX: Final = 1024 * 1024
@@ -19,7 +19,6 @@ _RECLAMATION: Final = "reclamationPenalty"
 _FIELDS: Final = (_INTERRUPTION, _RECLAMATION)
 _CLASS_REMEDY: Final = "write the name of a PriorityClass"
 _FIELD_REMEDY: Final = f"write {' or '.join(_FIELDS)}"
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class PenaltyDefaultsFault(ValueError):
@@ -71,9 +70,7 @@ def read_penalty_defaults(path: Path) -> PenaltyDefaults:
     if len(content) > FILE_BYTES_MAX:
         raise PenaltyDefaultsFault(f"{path}: has more than {FILE_BYTES_MAX} bytes; name only classes that exist")
     try:
-        text = content.decode("utf-8")
-        check_nesting(text)
-        root = yaml.compose(text, _LOADER)
+        root = compose_yaml(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PenaltyDefaultsFault(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except yaml.MarkedYAMLError as error:
@@ -82,8 +79,8 @@ def read_penalty_defaults(path: Path) -> PenaltyDefaults:
         fault = error.problem or error.context
         raise PenaltyDefaultsFault(f"{path}:{line}: is not YAML: {fault}; correct this line") from error
     except (yaml.YAMLError, NestingError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise PenaltyDefaultsFault(f"{path}: is not YAML: {reason}; write a mapping of PriorityClasses") from error
+        text = " ".join(str(error).split())
+        raise PenaltyDefaultsFault(f"{path}: is not YAML: {text}; write a mapping of PriorityClasses") from error
     return PenaltyDefaults() if root is None else _DefaultsReader(path).defaults(root)
 
 

@@ -1,4 +1,4 @@
-"""Reads the URIs in a certificate with a parser of the certificate itself, not with C strings.
+"""Reads the URIs in a certificate from its DER encoding, not from C strings.
 
 docs/spec/wire.md §3. gRPC reports the names of a peer as C strings, which end at a NUL byte: `bigfleet://admin` and
 anything after a NUL byte would be one name. Nothing here decides what a name may do.

@@ -1,4 +1,4 @@
-"""Backs off from a provider that takes no calls, until it says that it is ready again (docs/spec/shard.md §9.6).
+"""Backs off from a provider that rejects all calls, until it reports that it is ready (docs/spec/shard.md §9.6).
 
 A provider that starts, stops or cannot write its state rejects every mutating call. While the back-off runs no action
 starts, so that no operator is asked for bootstrap data that no machine would get. Reads go on.
@@ -16,7 +16,7 @@ _log = structlog.get_logger("bigfleet.shard.actuation.provider_backoff")
 
 
 class ProviderBackoff:
-    """The back-off of a shard's one provider. Touched by the shard's loop alone."""
+    """The back-off of a shard's one provider. Only the shard's loop uses it."""
 
     def __init__(self, clock: Clock, provider: Provider) -> None:
         self._clock = clock

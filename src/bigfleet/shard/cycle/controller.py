@@ -405,7 +405,7 @@ class Shard:
             refusal_texts=self.demand_backoff.texts(),
             busy=self.actuator.in_flight() | options.reserved,
             now_seconds=self._clock.monotonic_seconds(),
-            limits=self.limits.told,
+            limits=self.limits.effect,
         )
         context = ViewContext(
             cycle=self.cycle,

@@ -67,12 +67,12 @@ def limited_rows(rows: Sequence[Need], limits: ClusterLimits) -> LimitedRows:
             counts["penalty"] += 1
         lowered.append(replace(row, profile=known[0]) if known[1] else row)
         names[known[0].fingerprint, row.group][profile.fingerprint, row.group] = known[1]
-    kept = lowered
+    remaining = lowered
     left_out: list[NeedStatus] = []
     if len(rows) > limits.rows_max:
         order = sorted(range(len(rows)), key=lambda place: -lowered[place].profile.priority)
         places = set(order[: int(limits.rows_max)])
-        kept = [row for place, row in enumerate(lowered) if place in places]
+        remaining = [row for place, row in enumerate(lowered) if place in places]
         text = f"the cluster policy allows {limits.rows_max:,.0f} rows; rows of lower priority are left out"
         left_out = [limit_status(row, row.aggregate, text) for place, row in enumerate(rows) if place not in places]
         counts["rows"] = len(left_out)
@@ -81,7 +81,7 @@ def limited_rows(rows: Sequence[Need], limits: ClusterLimits) -> LimitedRows:
         for name, found in names.items()
         if any(found.values())
     }
-    return LimitedRows(rows=kept if counts else rows, reported=reported, left_out=tuple(left_out), counts=counts)
+    return LimitedRows(rows=remaining if counts else rows, reported=reported, left_out=tuple(left_out), counts=counts)
 
 
 def _lowered(profile: Profile, limits: ClusterLimits) -> tuple[Profile, str]:
@@ -105,7 +105,7 @@ def _lowered(profile: Profile, limits: ClusterLimits) -> tuple[Profile, str]:
 
 
 class DemandLimits:
-    """The limits of one shard's clusters. Touched by the shard's loop alone."""
+    """The limits of one shard's clusters. Only the shard's loop uses it."""
 
     def __init__(self, *, metrics: ShardMetrics, compute: Compute, actions: Mapping[MachineId, ActionRecord]) -> None:
         """`actions` are those that wait or run, by machine."""
@@ -120,8 +120,8 @@ class DemandLimits:
         self._cut_by: Counter[str] = Counter()
         #: The machines that the last decision would give beyond a limit.
         self.refused: Set[MachineId] = frozenset()
-        #: What operators are told; replaced, never changed.
-        self.told = LimitedDemand()
+        #: Reported to operators; replaced, never changed.
+        self.effect = LimitedDemand()
 
     def reported(self, cluster: str, rows: Sequence[Need]) -> Sequence[Need]:
         """Take a cluster's rows as reported and return them as they are to be decided on."""
@@ -169,7 +169,7 @@ class DemandLimits:
             decision = await decide(asked)
             refused = await self._refused(asked, decision)
         self.refused = refused.machines
-        self._tell(cut)
+        self._publish(cut)
         return asked, decision
 
     async def _refused(self, asked: CycleInput, decision: Decision) -> RefusedSupply:
@@ -207,14 +207,14 @@ class DemandLimits:
             cut.setdefault(cluster, []).append(limit_status(each.need, each.residual, text))
             self._cut_by[refused.exceeded[cluster]] += 1
 
-    def _tell(self, cut: Mapping[str, Sequence[NeedStatus]]) -> None:
+    def _publish(self, cut: Mapping[str, Sequence[NeedStatus]]) -> None:
         counts, self._cut_by = self._cut_by, Counter()
         for limited in self._limited.values():
             counts.update(limited.counts)
         for limit in DEMAND_LIMITS:
             self._metrics.demand_limited_rows.labels(limit).set(counts[limit])
         self._metrics.actions_limited.inc(len(self.refused))
-        self.told = LimitedDemand(
+        self.effect = LimitedDemand(
             reported={cluster: limited.reported for cluster, limited in self._limited.items() if limited.reported},
             left_out={cluster: limited.left_out for cluster, limited in self._limited.items() if limited.left_out},
             cut=cut,

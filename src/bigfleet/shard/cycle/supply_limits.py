@@ -22,6 +22,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.cluster_policy import ClusterLimits
 from bigfleet.shard.inventory.fleet_queries import row_of, supply_of
+from bigfleet.shard.safety_limits import row_served_by
 from bigfleet.shard.status.views import split_residual, taken_of
 
 #: Sums of prices are compared with this tolerance.
@@ -68,7 +69,7 @@ def refused_supply(
     """
     asked: defaultdict[str, dict[RowKey, list[MachineId]]] = defaultdict(dict)
     for action in actions:
-        row = _served_row(action)
+        row = _gaining_row(action)
         if row is not None and limits_of(row[0]).bounds_supply:
             asked[row[0]].setdefault(row, []).append(action.machine_id)
     refused: set[MachineId] = set()
@@ -86,13 +87,11 @@ def refused_supply(
     return RefusedSupply(machines=frozenset(refused), exceeded=exceeded)
 
 
-def _served_row(action: Action) -> RowKey | None:
+def _gaining_row(action: Action) -> RowKey | None:
     """Return the row that gains a machine by the action; None when none does."""
-    if action.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION) and action.profile is not None:
-        return (action.cluster, action.profile.fingerprint, action.group)
     if action.kind is ActionKind.PREEMPT and action.preemptor is not None:
         return (action.preemptor.cluster, action.preemptor.fingerprint, action.preemptor.group)
-    return None
+    return row_served_by(action)
 
 
 def _held_rows(snapshot: ColumnSnapshot, cluster: str, pending: Mapping[MachineId, str]) -> set[int | None]:

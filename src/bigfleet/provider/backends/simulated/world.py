@@ -13,7 +13,7 @@ from typing import Any, get_args
 import msgspec
 import yaml
 
-from bigfleet.files.nesting import check_nesting
+from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.states import CapacityType
 
 POOLS_MAX = 100_000
@@ -209,7 +209,7 @@ def load_world(path: Path | None) -> CloudWorld:
 def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWorld:
     """Return the world of a file's content. Raises WorldFault naming file and path."""
     try:
-        tree = msgspec.json.decode(content) if is_json else _yaml(content.decode("utf-8"))
+        tree = msgspec.json.decode(content) if is_json else load_yaml(content.decode("utf-8"))
         world = msgspec.convert({} if tree is None else tree, CloudWorld)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise WorldFault(f"{file}: {_path_first(str(error))}") from error
@@ -220,15 +220,6 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWor
     if fault is not None:
         raise WorldFault(f"{file}: {fault}")
     return world
-
-
-def _yaml(text: str) -> Any:
-    check_nesting(text)
-    return yaml.load(text, _LOADER)  # noqa: S506 - a safe loader in C
-
-
-# The C loader reads a fleet of thousands of pools in a second; the Python one needs half a minute.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 _FIELD_FAULT = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")

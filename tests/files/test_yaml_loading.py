@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from bigfleet.files.nesting import DEPTH_MAX, NestingError, check_nesting
+from bigfleet.files.yaml_loading import DEPTH_MAX, NestingError, check_nesting
 
 #: By style: text with so many levels.
 STYLES = {

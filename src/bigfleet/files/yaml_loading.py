@@ -1,0 +1,54 @@
+"""Loads YAML with libyaml where it is installed, and rejects text that is nested too deeply for it.
+
+libyaml's composer recurses for each level on the stack of C: some ten thousand brackets end the process with a
+segmentation fault. Text that cannot be deep is not parsed twice.
+"""
+
+import re
+from typing import Any, Final
+
+import yaml
+
+#: No file of BigFleet has more than ten levels.
+DEPTH_MAX: Final = 100
+#: Opens levels in the block style: indentation, and one for each dash, question mark and colon of a line.
+_BLOCK: Final = re.compile(r"^[ ]*(?:[-?:][ \t]+)*", re.MULTILINE)
+#: The loader in C is ten times as fast as the one in Python.
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class NestingError(ValueError):
+    """Text has more levels than `DEPTH_MAX`."""
+
+
+def load_yaml(text: str) -> Any:
+    """Return the value of YAML text. Raises NestingError, and yaml.YAMLError and ValueError as the loader does."""
+    check_nesting(text)
+    return yaml.load(text, yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
+
+
+def compose_yaml(text: str) -> yaml.Node | None:
+    """Return the root node of YAML text, None for an empty one. Raises NestingError and yaml.YAMLError."""
+    check_nesting(text)
+    root: yaml.Node | None = yaml.compose(text, _LOADER)
+    return root
+
+
+def check_nesting(text: str) -> None:
+    """Raise NestingError for YAML or JSON with more than `DEPTH_MAX` levels; text that is not YAML may pass."""
+    # A level of the block style takes a character at least, and may hold a mapping beside its dash.
+    block = max((len(found[0]) for found in _BLOCK.finditer(text)), default=0)
+    if text.count("[") + text.count("{") + 2 * block + 2 <= DEPTH_MAX:
+        return
+    depth = 0
+    try:
+        for event in yaml.parse(text, _LOADER):
+            if isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
+                if depth > DEPTH_MAX:
+                    raise NestingError(f"more than {DEPTH_MAX} levels are nested")
+            elif isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+    except yaml.YAMLError:
+        # The loader reports where and why; nothing before that place was too deep.
+        return

@@ -29,8 +29,8 @@ def test_what_is_printed_has_no_control_character(capsys: pytest.CaptureFixture[
     """By echo, to both streams."""
     echo(ATTACK)
     echo(ATTACK, err=True)
-    told = capsys.readouterr()
-    for text in (told.out, told.err):
+    output = capsys.readouterr()
+    for text in (output.out, output.err):
         assert not UNSAFE.search(text)
         assert "cpu\\x1b]0;owned\\x07" in text
 

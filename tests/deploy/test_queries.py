@@ -23,7 +23,7 @@ MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"([^"]*)"')
 GROUPING = re.compile(r"\b(?:by|without|on|ignoring)\s*\(([^)]*)\)")
 IN_TEXT = re.compile(r"\{\{\s*\$labels\.(\w+)|^\{\{(\w+)\}\}|\s\{\{(\w+)\}\}")
 SEVERITIES = {"critical", "warning"}
-#: Where the documentation is, of which Prometheus is told by an external label.
+#: External label of Prometheus with the address of the documentation.
 DOCUMENTATION = "{{ $externalLabels.bigfleet_docs }}"
 
 

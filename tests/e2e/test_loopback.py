@@ -1,4 +1,4 @@
-"""Without TLS, shard and coordinator serve this machine alone unless they are told to serve others."""
+"""Without TLS and --insecure, shard and coordinator accept connections from loopback only."""
 
 import socket
 import urllib.request

@@ -144,7 +144,7 @@ def test_a_copy_of_a_coordinators_file_without_its_log_does_not_start_empty(tmp_
 
 
 def test_nobody_else_can_use_a_new_state(tmp_path: Path) -> None:
-    """Files are 0600 and directories 0700, whatever the umask of the process is."""
+    """Files are 0600 and directories 0700 under every umask."""
     former = os.umask(0)
     try:
         with shard(tmp_path / "data"), provider(tmp_path / "state.db"):

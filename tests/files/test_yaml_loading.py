@@ -1,4 +1,4 @@
-"""Text that is nested too deep is refused before a loader in C meets it, whatever style it is written in."""
+"""Text that is nested too deeply is rejected in every style, before libyaml parses it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Connections that nobody uses do not keep honest peers out (docs/spec/wire.md §2)."""
+"""Idle connections do not keep honest peers out (docs/spec/wire.md §2)."""
 
 import asyncio
 import resource

@@ -1,6 +1,6 @@
 """Detects that state files were deleted, replaced or truncated while a process uses them.
 
-SQLite continues to write to a file that has no name any more, and all of it is lost with the process. Inode and size
+SQLite continues to write to a file that was unlinked, and all of it is lost with the process. Inode and size
 are compared; content is not read.
 """
 

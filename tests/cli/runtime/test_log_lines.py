@@ -1,4 +1,4 @@
-"""Log lines have a maximum length, whatever a peer has sent (docs/spec/wire.md §2)."""
+"""Log lines have a maximum length for every input of a peer (docs/spec/wire.md §2)."""
 
 import io
 import json

@@ -17,7 +17,7 @@ CYCLES = 180
 
 
 def abandoned(log: MemoryAuditLog) -> tuple[World, FakeOperator]:
-    """Return a world whose one cluster asks for all machines and has no operator any more."""
+    """Return a world whose one cluster asks for all machines and has lost its operator."""
     world = World(audit_log=log)
     world.provider.add(*(machine(f"m{number:03d}", MachineState.IDLE) for number in range(MACHINES)))
     operator = world.connect("c1")

@@ -1,4 +1,4 @@
-"""The limits of the cluster policy: what a cluster that asks for everything gets, and what it is told."""
+"""The limits of the cluster policy: what a cluster that asks for everything gets, and which status it sees."""
 
 import asyncio
 from collections.abc import Sequence
@@ -99,14 +99,14 @@ async def test_a_limited_priority_takes_nothing_from_those_who_may_have_more() -
     "asked", [need("greedy", "80", priority=HIGHEST), pods("greedy", 20, priority=HIGHEST)], ids=["amounts", "pods"]
 )
 @pytest.mark.parametrize(
-    ("policy", "told", "limit"),
+    ("policy", "message", "limit"),
     [
         (ClusterPolicy(machines_max=4), "at most 4 machines", "machines"),
         (ClusterPolicy(dollars_per_hour_max=4.5), "at most $4.50 per hour", "dollars"),
     ],
 )
 async def test_machines_beyond_a_limit_stay_with_the_others(
-    policy: ClusterPolicy, told: str, limit: str, asked: Need
+    policy: ClusterPolicy, message: str, limit: str, asked: Need
 ) -> None:
     world = fleet(20, g_=policy)
     greedy, honest = connected(world, "greedy"), connected(world, "honest")
@@ -120,7 +120,7 @@ async def test_machines_beyond_a_limit_stay_with_the_others(
     assert (len(machines_of(world, "greedy")), len(machines_of(world, "honest"))) == (4, 16)
     (status,) = last_status(greedy)
     assert (status.fingerprint, status.reason) == (asked.fingerprint, UnmetReason.CLUSTER_LIMIT)
-    assert status.message.endswith(told)
+    assert status.message.endswith(message)
     assert world.metric("demand_limited_rows", limit=limit) == 1
 
 

@@ -60,7 +60,7 @@ def header_only(path: Path) -> None:
 
 @pytest.mark.parametrize("shard_id", ["shard-0", "shard-9"])
 def test_a_copy_without_its_log_is_no_new_shard(tmp_path: Path, shard_id: str) -> None:
-    """Of a file that an earlier version wrote: it has pages and no meta row, and whatever the id is, nothing starts."""
+    """Of a file that an earlier version wrote: it has pages and no meta row, and a shard with any id refuses it."""
     header_only(tmp_path / FILE_NAME)
     before = (tmp_path / FILE_NAME).read_bytes()
 

@@ -61,7 +61,7 @@ class OwnershipFile:
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path, fault: Callable[[], str] = lambda: "") -> None:
-        """Read everything. `fault` returns why the file on disk is not this one any more. Raises DamagedRow."""
+        """Read everything. `fault` returns why the file on disk is no longer this one. Raises DamagedRow."""
         self._connection = connection
         self._path = path
         self._fault = fault

@@ -120,8 +120,8 @@ def back_up_state(directory: Path, target: Path) -> int:
     Raises BackupFault.
     """
     source = directory / FILE_NAME
-    if not source.is_file():
-        raise BackupFault(f"{source}: is not a file; name the data directory of the shard with --data-dir")
+    if not source.exists():
+        raise BackupFault(f"{source}: does not exist; name the data directory of the shard with --data-dir")
 
     def finish(copy: sqlite3.Connection) -> None:
         tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

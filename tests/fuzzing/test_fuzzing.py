@@ -92,8 +92,9 @@ _PIECES = [
 def test_mutations_are_refused_or_read(target: Target) -> None:
     kept = corpus_of(target)
 
+    # The same changes in each run: `make fuzz` searches further, and a commit does not fail for what it did not change.
     @given(content=mutated(kept))
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+    @settings(derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
     def holds(content: bytes) -> None:
         target.feed(content)
 

@@ -4,7 +4,6 @@ One JSON object a line; tests/cases/engine/README.md describes the fields. A lin
 file, its line and what is wrong; it is never skipped.
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from bigfleet.cli.engine.registry import Decide
 from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.files.json_loading import load_json
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor
 from bigfleet.model.need import Need
@@ -50,8 +50,8 @@ def read_fleets(path: Path) -> Iterator[tuple[int, Entry]]:
 
 def _fleet(path: Path, number: int, line: str) -> Entry:
     try:
-        fleet = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        fleet = load_json(line)
+    except ValueError as error:
         raise FleetFault(f"{path} line {number}: not JSON ({error})") from error
     if not isinstance(fleet, dict):
         raise FleetFault(f"{path} line {number}: a JSON object is expected")

@@ -8,7 +8,6 @@ file, line or row, and field.
 
 import csv
 import io
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_ov
 from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
+from bigfleet.files.json_loading import load_json
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
@@ -489,7 +489,7 @@ def read_document(path: Path) -> Any:
     text = _text(path)
     try:
         if path.suffix.lower() == ".json":
-            return json.loads(text) if text.strip() else None
+            return load_json(text) if text.strip() else None
         return load_yaml(text)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         kind = "JSON" if path.suffix.lower() == ".json" else "YAML"

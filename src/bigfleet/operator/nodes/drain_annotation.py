@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bigfleet.files.json_loading import load_json
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.kubernetes.timestamps import rfc3339_milli, unix_seconds
@@ -52,8 +53,8 @@ def read_annotation(node: NodeObject) -> DrainAnnotation | None:
     if text is None:
         return None
     try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        fields = load_json(text)
+    except ValueError as error:
         raise UnreadableAnnotation(f"{text[:100]!r} is no JSON: {error}") from error
     if not isinstance(fields, Mapping):
         raise UnreadableAnnotation(f"{text[:100]!r} is no JSON object")

@@ -4,12 +4,12 @@ docs/spec/provider.md §19. Every mistake of the file is listed, with entry and 
 decided in `bigfleet.provider.inventory.offers` and the core. Nothing here may drop an entry silently.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bigfleet.files.json_loading import load_json
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.records.validate import (
@@ -79,10 +79,10 @@ class OfferingsRead:
 def read_offerings(path: Path, provider: str) -> OfferingsRead:
     """Return the offerings of a file and its mistakes. Raises OfferingsUnreadable when it is no JSON array."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = load_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise OfferingsUnreadable(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OfferingsUnreadable(f"{path}: not JSON: {error}") from error
     if not isinstance(entries, list):
         raise OfferingsUnreadable(f"{path}: not an array of offerings, but {type(entries).__name__}")

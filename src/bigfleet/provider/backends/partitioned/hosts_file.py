@@ -5,7 +5,6 @@ allocator's maker reads it. Every mistake names the file, the owner and the key.
 """
 
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from bigfleet.files.json_loading import load_json
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
 from bigfleet.provider.backends.partitioned.ports import (
@@ -118,10 +118,10 @@ class HostsFile:
 def read_hosts(path: Path, provider: str, make: MakeAllocator, ours: Mapping[str, Carved]) -> HostsFile:
     """Return what a file says; `ours` are the instances that we carved, by name. Raises HostsFault."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        document = load_json(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except OSError as error:
         raise HostsFault(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise HostsFault(f"{path}: not JSON: {error}") from error
     if not isinstance(document, dict):
         raise HostsFault(f"{path}: not an object, but {type(document).__name__}")

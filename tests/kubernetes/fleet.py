@@ -406,12 +406,13 @@ class FleetUnderTest:
         pairs = ((pod, next((each for each in free if could_host(each, pod)), None)) for pod in pending)
         return [f"{pod.metadata.name} on {machine.id}" for pod, machine in pairs if machine is not None]
 
-    async def superfluous(self, name: str) -> list[str]:
+    async def superfluous(self, name: str, *, has_room: bool = True) -> list[str]:
         """Return the machines of a cluster that are on their way, or whose nodes host no pods but those of daemons.
 
         A machine whose reclaim was answered with WOULD_NOT_FIT is held beside what the demand needs, and explains one
         that hosts nothing: the shard had chosen the other one to go. A composition has room for what the scheduler
-        cannot pack well; a tenth of the machines may be such room that the scheduler did without (docs/limits.md).
+        cannot pack well. Where `has_room`, a tenth of the machines may be such room that the scheduler did without; it
+        is given back a while later (docs/limits.md).
         """
         pods = (await self.clusters[name].api.list_page(PODS, limit=0)).items
         machines = await self.machines_of(name)
@@ -419,15 +420,18 @@ class FleetUnderTest:
         refused = {line["machine"] for line in self.programs[SHARD].events("drain.rejected")}
         moving = [each for each in machines if each.state is not MachineState.CONFIGURED]
         held = sum(each.id in refused and each not in unused for each in machines)
-        explained = held + len(machines) // _SLACK_SHARE
+        explained = held + (len(machines) // _SLACK_SHARE if has_room else 0)
         return [f"{each.id} {each.state.label}" for each in (*moving, *unused[explained:])]
 
     # ---- waits
 
-    async def at_rest(self, *, quiet_cycles: int = QUIET_CYCLES, poll_seconds: float = 0.1) -> None:
+    async def at_rest(
+        self, *, quiet_cycles: int = QUIET_CYCLES, poll_seconds: float = 0.1, has_room: bool = True
+    ) -> None:
         """Return once no pod waits that could be hosted, every machine serves a pod, and all objects are exact.
 
-        That holds then while the shard decides so many times, and starts nothing any more.
+        That holds then while the shard decides so many times, and starts nothing any more. `has_room` is that of
+        `superfluous`.
         """
         began, actions = 0, -1
 
@@ -436,7 +440,7 @@ class FleetUnderTest:
             found = []
             for name in self.clusters:
                 found += await self.hostable_pods(name)
-                found += await self.superfluous(name)
+                found += await self.superfluous(name, has_room=has_room)
                 found += [text for text in [await self.difference(name)] if text]
             figures = await self.observer.look()
             if found or figures.cycle < began or self.observer.actions.total != actions:

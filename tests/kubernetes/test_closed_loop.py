@@ -143,8 +143,11 @@ class Course:
             DEPLOYMENTS, workload, {"spec": {"replicas": pods}}, namespace=self.namespaces[name]
         )
 
-    async def rest(self, name: str, *, unhosted: int = 0) -> None:
-        """Wait until all pods run but so many, and the fleet is at rest; note what it costs beside a packer's."""
+    async def rest(self, name: str, *, unhosted: int = 0, has_room: bool = True) -> None:
+        """Wait until all pods run but so many, and the fleet is at rest; note what it costs beside a packer's.
+
+        With `has_room` some machines may still be empty that the scheduler might have needed.
+        """
         pods = sum(sum(wanted.values()) for wanted in self._wanted.values()) - unhosted
         # Each look lists all pods, which takes the API server milliseconds a pod.
         poll_seconds = max(0.1, pods / _PODS_PER_POLL_SECOND)
@@ -160,7 +163,7 @@ class Course:
         except AssertionError as error:
             raise AssertionError("\n".join([str(error), *self.fleet.complaints()])) from None
         running_seconds = self._clock.monotonic_seconds() - self._step_began_seconds
-        await self.fleet.at_rest(poll_seconds=poll_seconds)
+        await self.fleet.at_rest(poll_seconds=poll_seconds, has_room=has_room)
         rest_seconds = self._clock.monotonic_seconds() - self._step_began_seconds
         cost = await self.fleet.cost()
         assert unhosted or not cost.packed.unhosted
@@ -327,6 +330,7 @@ async def run_course(fleet: FleetUnderTest, size: Size) -> Course:
     await course.lose_a_machine(first)
     await course.interrupt_a_machine(second)
     await course.lose_a_zone()
+    await course.rest("settled", has_room=False)
     return course
 
 

@@ -6,7 +6,7 @@ less. Rows without shapes cannot be planned: a cluster that has one gets no targ
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from bigfleet.engine.shapes.choice import RELEASABLE, is_paid_for
@@ -217,6 +217,34 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
         runner_up_costs_more_usd_per_hour=None if runner_up is None else runner_up.costs_more / NANO,
         limited_pools=answer.limited_pools,
     )
+
+
+def without_offers(asked: ClusterProblem, empty: Counter[ClassKey]) -> ClusterProblem:
+    """Return the problem with nothing on offer, and so many fewer held machines of each class."""
+    left = Counter(empty)
+    classes = []
+    for kind, of in zip(asked.kinds, asked.problem.classes, strict=True):
+        fewer = min(left[kind.key], of.held)
+        left[kind.key] -= fewer
+        classes.append(replace(of, held=of.held - fewer, stock=0))
+    return replace(asked, problem=replace(asked.problem, classes=tuple(classes)))
+
+
+def target_of_held(asked: ClusterProblem, answer: Composition) -> Target | None:
+    """Return the answer to a problem without offers as a target that retains all that is held.
+
+    None when a pod has no place that some class of the problem is large enough for.
+    """
+    for missing in answer.unhosted:
+        shape = asked.problem.shapes[missing.shape]
+        for number, of in enumerate(asked.problem.classes):
+            fits = all(wanted <= room for wanted, room in zip(shape.request, of.supply, strict=True))
+            if shape.matches >> number & 1 and fits:
+                return None
+    counts: Counter[ClassKey] = Counter()
+    for kind, of in zip(asked.kinds, asked.problem.classes, strict=True):
+        counts[kind.key] += of.held
+    return replace(target_of(asked, answer), counts={key: count for key, count in counts.items() if count})
 
 
 def added_by_offer(asked: ClusterProblem, answer: Composition, fleet: DecisionState) -> dict[int, int]:

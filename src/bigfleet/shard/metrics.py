@@ -214,7 +214,7 @@ class ShardMetrics:
             self.demand_limited_rows.labels(limit)
         for read in ("ok", "refused"):
             self.cluster_policy_reads.labels(read)
-        for outcome in ("made", "too_large", "failed"):
+        for outcome in ("made", "too_large", "failed", "tightened", "not_tightened"):
             self.plans.labels(outcome)
         for kind in ActionKind:
             self.actions.labels(kind.label)

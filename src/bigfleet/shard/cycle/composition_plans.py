@@ -6,26 +6,35 @@ asynchronously: a cluster whose demand changed acquires nothing until its compos
 
 An older composition is used while demand differs little. The first decision after a plan arrives always acts on it,
 also when demand has changed again, so that continuously changing demand waits at most one planning time.
+
+A composition has room for what the scheduler may not pack well (docs/spec/shard.md §4.2). Where nodes stay empty, the
+scheduler packed better: the cluster is planned on the other machines that it holds, with nothing on offer, and follows
+that composition while all pods fit there and none waits.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
 
-from bigfleet.compositions.problems import ClusterProblem, target_of
+from bigfleet.compositions.problems import ClusterProblem, target_of, target_of_held, without_offers
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Decision, Options
 from bigfleet.engine.shapes.decide import says_pods
-from bigfleet.engine.targets import Target
+from bigfleet.engine.targets import Target, class_key
 from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.planner.composition import Composition
+from bigfleet.planner.plan import plan as plan_inline
 from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault
+from bigfleet.shard.cycle.empty_nodes import EmptyNodes
 from bigfleet.shard.metrics import ShardMetrics
 
 _log = structlog.get_logger("bigfleet.shard.cycle.composition_plans")
@@ -34,6 +43,8 @@ _log = structlog.get_logger("bigfleet.shard.cycle.composition_plans")
 SAME_DEMAND: Final = 0.05
 #: A cluster that stays short, or lacks machines of its composition, is planned again after so long.
 RETRY_SECONDS: Final = 60.0
+#: A cluster whose pods waited although it followed a composition without room to spare follows none for so long.
+ROOM_SECONDS: Final = 3600.0
 
 
 class PlanWorkers(Protocol):
@@ -64,6 +75,12 @@ class _Plan:
     #: Whether the composition is new: the next decision acts on it.
     is_new: bool = False
     is_short: bool = False
+    #: Whether the composition has no machine but those that hosted pods.
+    is_tight: bool = False
+    #: No tight composition before that.
+    tight_from_seconds: float = float("-inf")
+    #: The rows and the empty machines that were last tried.
+    tight_tried: tuple[tuple[Need, ...], tuple[MachineId, ...]] | None = None
     settings: PlanSettings = field(default_factory=PlanSettings)
 
 
@@ -78,6 +95,7 @@ class CompositionPlans:
         metrics: ShardMetrics,
         workers: PlanWorkers | None,
         wait_seconds: float,
+        empty_nodes: EmptyNodes,
         settings_of: Callable[[str], PlanSettings],
         wake: Callable[[], None],
     ) -> None:
@@ -86,6 +104,7 @@ class CompositionPlans:
         self._metrics = metrics
         self._workers = workers
         self._wait_seconds = wait_seconds
+        self._empty_nodes = empty_nodes
         self._settings_of = settings_of
         self._wake = wake
         self._planner = FleetPlanner()
@@ -105,17 +124,27 @@ class CompositionPlans:
             return options
         self._drop_sold_out(options.sold_out)
         stale = self._stale(by_cluster)
-        if stale and self._workers is None:
+        tight = self._to_tighten(by_cluster)
+        if self._workers is not None:
+            await self._hand_over(view, demand, by_cluster, options, stale, tight)
+        elif stale:
             rows = [need for need in demand if need.cluster in stale]
             settings = {cluster: self._plans[cluster].settings for cluster in stale}
             made = await self._compute(lambda: self._planner.targets(view, rows, options, settings))
             for cluster in stale:
                 self._keep(cluster, by_cluster[cluster], made.get(cluster))
-        elif stale:
-            await self._hand_over(view, demand, by_cluster, options, stale)
         # First, because it drops targets.
         awaiting = self._awaiting(by_cluster)
-        return replace(options, targets=self._targets, awaiting_plan=awaiting)
+        planned = replace(options, targets=self._targets, awaiting_plan=awaiting)
+        if self._workers is None:
+            # For the next cycle, which knows how full the nodes of these clusters are.
+            await self._tighten_inline(view, demand, by_cluster, options, tight)
+        return planned
+
+    def left_out(self) -> frozenset[MachineId]:
+        """Return the empty machines that tight compositions leave out, or that clusters were last planned without."""
+        tried = (plan.tight_tried for plan in self._plans.values())
+        return frozenset(machine_id for found in tried if found is not None for machine_id in found[1])
 
     def decided(self, decision: Decision) -> None:
         """Note which clusters stay short: they are planned again after a while, with what is on offer then."""
@@ -152,16 +181,42 @@ class CompositionPlans:
                 if is_due and plan.pending is None:
                     found.append((0.0, plan.made_seconds, cluster))
                 continue
-            if plan.pending is None:
+            if plan.is_tight and any(row.waiting for row in rows):
+                plan.is_tight, plan.tight_from_seconds = False, now_seconds + ROOM_SECONDS
+            if plan.pending is None and not self._stays_tight(plan, rows):
                 found.append((-_change(plan.rows or (), rows), plan.made_seconds, cluster))
         return [cluster for _, _, cluster in sorted(found)]
+
+    def _stays_tight(self, plan: _Plan, rows: tuple[Need, ...]) -> bool:
+        """Return whether changed rows are tried on the machines that the cluster holds before others are planned."""
+        was_tried = plan.tight_tried is not None and plan.tight_tried[0] is rows
+        return plan.is_tight and not plan.is_short and not was_tried and _is_alike(plan.rows or (), rows)
+
+    def _to_tighten(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> dict[str, tuple[Machine, ...]]:
+        """Return the clusters to plan without offers, and the empty machines that each is planned without."""
+        empty = self._empty_nodes.due()
+        now_seconds = self._clock.monotonic_seconds()
+        found = {}
+        for cluster, plan in self._plans.items():
+            rows, machines = by_cluster[cluster], tuple(empty.get(cluster, ()))
+            is_wanted = bool(machines) if plan.rows is rows else self._stays_tight(plan, rows)
+            if not is_wanted or plan.target is None or plan.pending is not None:
+                continue
+            if plan.is_short or any(row.waiting for row in rows):
+                self._empty_nodes.disturbed(cluster)
+            elif now_seconds >= plan.tight_from_seconds and plan.tight_tried != (rows, _ids(machines)):
+                found[cluster] = machines
+        return found
 
     def _drop_sold_out(self, sold_out: Set[CapacityPool]) -> None:
         """Have those clusters planned again whose composition counts on a pool that ran out of stock just now."""
         gone, self._sold_out = sold_out - self._sold_out, sold_out
         for plan in self._plans.values() if gone else ():
             keys = () if plan.target is None else plan.target.counts
-            if any(CapacityPool(key.instance_type, key.zone, key.capacity_type) in gone for key in keys):
+            # A tight composition is held already and counts on no stock.
+            if not plan.is_tight and any(
+                CapacityPool(key.instance_type, key.zone, key.capacity_type) in gone for key in keys
+            ):
                 plan.rows = None
 
     def _awaiting(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> frozenset[str]:
@@ -192,6 +247,21 @@ class CompositionPlans:
 
     # ---- planning --------------------------------------------------------------------------------------------------
 
+    async def _tighten_inline(
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        by_cluster: Mapping[str, tuple[Need, ...]],
+        options: Options,
+        tight: Mapping[str, tuple[Machine, ...]],
+    ) -> None:
+        problems = await self._problems(view, demand, options, tight)
+        for cluster, machines in tight.items():
+            asked = problems.get(cluster)
+            if asked is not None:
+                self._plans[cluster].tight_tried = (by_cluster[cluster], _ids(machines))
+                await self._plan(cluster, by_cluster[cluster], _tight_problem(asked, machines), machines)
+
     async def _hand_over(
         self,
         view: ColumnSnapshot,
@@ -199,33 +269,51 @@ class CompositionPlans:
         by_cluster: Mapping[str, tuple[Need, ...]],
         options: Options,
         stale: Sequence[str],
+        tight: Mapping[str, tuple[Machine, ...]],
     ) -> None:
         """Give the workers as many clusters as they have room for; the others wait for the next cycle."""
         workers = self._workers
         assert workers is not None, "without workers a cluster is planned at once"
-        chosen = [cluster for cluster in stale if self._plans[cluster].pending is None][: workers.free]
-        if not chosen:
-            return
-        names = set(chosen)
-        rows = [need for need in demand if need.cluster in names]
-        settings = {cluster: self._plans[cluster].settings for cluster in chosen}
-        problems = await self._compute(lambda: self._planner.problems(view, rows, options, settings))
+        chosen = [cluster for cluster in (*stale, *tight) if self._plans[cluster].pending is None][: workers.free]
+        problems = await self._problems(view, demand, options, chosen)
         for cluster in chosen:
-            asked = problems.get(cluster)
+            asked, machines = problems.get(cluster), tight.get(cluster)
             if asked is None:
                 self._keep(cluster, by_cluster[cluster], None)
                 continue
+            if machines is not None:
+                asked = _tight_problem(asked, machines)
+                self._plans[cluster].tight_tried = (by_cluster[cluster], _ids(machines))
             self._plans[cluster].pending = by_cluster[cluster]
-            task = asyncio.create_task(self._plan(cluster, by_cluster[cluster], asked), name=f"plan of {cluster}")
+            planning = self._plan(cluster, by_cluster[cluster], asked, machines)
+            task = asyncio.create_task(planning, name=f"plan of {cluster}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _plan(self, cluster: str, rows: tuple[Need, ...], asked: ClusterProblem) -> None:
-        workers = self._workers
-        assert workers is not None, "without workers a cluster is planned at once"
+    async def _problems(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, clusters: Collection[str]
+    ) -> dict[str, ClusterProblem]:
+        """Return the problems of these clusters, each with all that is on offer."""
+        if not clusters:
+            return {}
+        names = set(clusters)
+        rows = [need for need in demand if need.cluster in names]
+        settings = {cluster: self._plans[cluster].settings for cluster in clusters}
+        return await self._compute(lambda: self._planner.problems(view, rows, options, settings))
+
+    async def _answer(self, problem: Problem) -> Composition:
+        if self._workers is not None:
+            return await self._workers.plan(problem)
+        return await self._compute(lambda: plan_inline(problem))
+
+    async def _plan(
+        self, cluster: str, rows: tuple[Need, ...], asked: ClusterProblem, empty: tuple[Machine, ...] | None
+    ) -> None:
+        """Plan a cluster; `empty` are the machines that a tight composition leaves out, None for any other."""
         target, outcome = None, "made"
         try:
-            target = target_of(asked, await workers.plan(asked.problem))
+            answer = await self._answer(asked.problem)
+            target = target_of(asked, answer) if empty is None else target_of_held(asked, answer)
         except asyncio.CancelledError:
             raise
         except ProblemFault:
@@ -233,19 +321,35 @@ class CompositionPlans:
         except Exception as fault:  # no failure of a worker may stop a cycle
             outcome = "failed"
             _log.warning("planner.plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
-        self._metrics.plans.labels(outcome).inc()
         plan = self._plans.get(cluster)
-        if plan is None:
-            return
-        plan.pending = None
-        self._keep(cluster, rows, target)
-        self._wake()
+        if plan is not None:
+            plan.pending = None
+        if empty is None:
+            self._metrics.plans.labels(outcome).inc()
+            if plan is not None:
+                self._keep(cluster, rows, target)
+                self._wake()
+        elif plan is not None:
+            self._keep_tight(cluster, rows, target, len(empty))
 
     def _keep(self, cluster: str, rows: tuple[Need, ...], target: Target | None) -> None:
         plan = self._plans[cluster]
         plan.rows, plan.target, plan.made_seconds = rows, target, self._clock.monotonic_seconds()
-        plan.is_new = True
+        plan.is_new, plan.is_tight, plan.tight_tried = True, False, None
         self._set_target(cluster, target)
+
+    def _keep_tight(self, cluster: str, rows: tuple[Need, ...], target: Target | None, empty: int) -> None:
+        """Follow a tight composition, without so many empty machines; without one the rows are planned as usual."""
+        if target is None:
+            self._metrics.plans.labels("not_tightened").inc()
+            return
+        plan = self._plans[cluster]
+        tried = plan.tight_tried
+        self._keep(cluster, rows, target)
+        plan.is_tight, plan.tight_tried = True, tried
+        self._metrics.plans.labels("tightened").inc()
+        if empty:
+            _log.info("planner.composition_tightened", cluster=cluster, machines=empty)
 
     def _set_target(self, cluster: str, target: Target | None) -> None:
         if self._targets.get(cluster) == target:
@@ -254,6 +358,14 @@ class CompositionPlans:
         self._targets = {name: known for name, known in self._targets.items() if name != cluster}
         if target is not None:
             self._targets[cluster] = target
+
+
+def _tight_problem(asked: ClusterProblem, empty: Sequence[Machine]) -> ClusterProblem:
+    return without_offers(asked, Counter(class_key(machine) for machine in empty))
+
+
+def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:
+    return tuple(machine.id for machine in machines)
 
 
 def _is_alike(before: Sequence[Need], after: Sequence[Need]) -> bool:

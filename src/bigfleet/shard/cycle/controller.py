@@ -7,7 +7,7 @@ never waits for an action. What a cycle could not do is derived again by the nex
 
 import asyncio
 from collections.abc import Callable, Set
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.frames import NodeStatus
 from bigfleet.model.ids import IdSource, MachineId, ShardId
+from bigfleet.model.machine import Machine
 from bigfleet.model.validation import validate
 from bigfleet.recording.hook import CycleInput, CycleTaker, recorded
 from bigfleet.shard.actuation.action_queue import Actuator
@@ -31,14 +32,16 @@ from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit, AuditLog
 from bigfleet.shard.cluster_policy import ClusterPolicies
 from bigfleet.shard.cycle.composition_plans import CompositionPlans, PlanWorkers
+from bigfleet.shard.cycle.conclusion import conclude
 from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.cycle.cycle_trigger import CycleTrigger
 from bigfleet.shard.cycle.demand_limits import DemandLimits
+from bigfleet.shard.cycle.empty_nodes import EmptyNodes
 from bigfleet.shard.cycle.engine_runner import EngineMaker, EngineRunner, fleet_engine
 from bigfleet.shard.cycle.guardrails import Guardrails
 from bigfleet.shard.cycle.phase_timer import PhaseTimer
 from bigfleet.shard.cycle.reclaim_delay import FitHolds
-from bigfleet.shard.cycle.shortfall_ages import ShortfallAges, next_ages, short_of_cycle
+from bigfleet.shard.cycle.shortfall_ages import ShortfallAges
 from bigfleet.shard.cycle.waiting_growth import WaitingGrowth
 from bigfleet.shard.inventory.fleet_queries import largest_supply
 from bigfleet.shard.inventory.ingest import Ingest
@@ -55,7 +58,7 @@ from bigfleet.shard.reconcile.reconciler import Reconciler
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
 from bigfleet.shard.sessions.rollup_intake import OnRollUp, RollUpIntake
-from bigfleet.shard.status.cycle_publisher import CycleEffects, CyclePublisher, Subscribers
+from bigfleet.shard.status.cycle_publisher import CyclePublisher, Subscribers
 from bigfleet.shard.status.reports import Report, report_of
 from bigfleet.shard.status.session_views import SessionViews
 from bigfleet.shard.status.views import CycleView, ViewContext, build_view
@@ -144,7 +147,7 @@ class Shard:
             accepted_term=lambda: 0 if file is None else file.accepted_term,
             on_open=self._session_opened,
             on_lifecycle=self._session_lifecycle,
-            on_node_status=self._node_reported,
+            on_node_status=lambda session, status: self.ingest.note_node_name(session.cluster, status),
         )
         self.publisher = CyclePublisher(
             settings=self.settings,
@@ -183,16 +186,24 @@ class Shard:
             on_change=self.publisher.machine_changed,
             on_observed=self.stockouts.observed,
             on_remove=self.publisher.machine_removed,
-            on_status=self.publisher.joins.seen,
+            on_status=self._node_seen,
         )
 
     def _make_plans(self, workers: PlanWorkers | None) -> CompositionPlans:
+        self.empty_nodes = EmptyNodes(
+            clock=self._clock,
+            load_of=self.ingest.node_load,
+            machine_of=self.inventory.get,
+            overheads_of=lambda cluster: self.intake.table.overheads_by_cluster().get(cluster, ()),
+            after_seconds=self.settings.reclaim_after_seconds,
+        )
         return CompositionPlans(
             clock=self._clock,
             compute=self._compute,
             metrics=self.metrics,
             workers=workers,
             wait_seconds=self.settings.plan_wait_seconds,
+            empty_nodes=self.empty_nodes,
             settings_of=lambda cluster: self.policies.plan_settings(cluster),
             wake=self.wake,
         )
@@ -245,6 +256,7 @@ class Shard:
             compute=self._compute,
             awaited=lambda: self.waiting_growth.awaited,
             refused=lambda: self.limits.refused,
+            left_out=self.plans.left_out,
         )
         self.reconciler = Reconciler(
             settings=self.settings,
@@ -416,7 +428,13 @@ class Shard:
             refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
-        context, effects = await self._conclude(decision, context, subscribers, is_timer)
+        ages = self._ages
+        concluded = await self._compute(
+            lambda: conclude(
+                ages, decision, context, partial(self.publisher.effects_of, subscribers=subscribers), is_timer=is_timer
+            )
+        )
+        self._ages, context, effects = concluded.ages, concluded.context, concluded.effects
         self._refresh_overflowed_sessions()
         self.publisher.publish_hints(effects)
         timer.end("emit")
@@ -487,24 +505,6 @@ class Shard:
             return await self._compute(self.inventory.snapshot)
         return self.inventory.snapshot()
 
-    async def _conclude(
-        self, decision: Decision, context: ViewContext, subscribers: Subscribers, is_timer: bool
-    ) -> tuple[ViewContext, CycleEffects]:
-        """Work out, off the loop, the ages after a decision and its effects to publish."""
-        before = self._ages
-
-        def conclude() -> tuple[ShortfallAges, ViewContext, CycleEffects]:
-            refused, failing = context.refused, context.failing
-            short = short_of_cycle(decision.rows, refused, failing)
-            ages = next_ages(
-                before, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer
-            )
-            aged = replace(context, parking_ages=ages.parking, row_ages=ages.rows)
-            return ages, aged, self.publisher.effects_of(decision, short, aged, subscribers)
-
-        self._ages, aged, effects = await self._compute(conclude)
-        return aged, effects
-
     def report(self) -> Report | None:
         """Return what the shard would report of its last finished cycle; None before there is one.
 
@@ -569,8 +569,9 @@ class Shard:
         self.publisher.session_opened(session)
         self._resync(session)
 
-    def _node_reported(self, session: Session, status: NodeStatus) -> bool:
-        return self.ingest.note_node_name(session.cluster, status)
+    def _node_seen(self, machine: Machine, status: NodeStatus) -> None:
+        self.publisher.joins.seen(machine, status)
+        self.empty_nodes.seen(machine)
 
     def _session_lifecycle(self, event: str, session: Session) -> None:
         self.metrics.session_lifecycle.labels(event).inc()

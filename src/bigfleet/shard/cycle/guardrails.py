@@ -56,14 +56,17 @@ class Guardrails:
         compute: Compute,
         awaited: Callable[[], Set[MachineId]] = frozenset,
         refused: Callable[[], Set[MachineId]] = frozenset,
+        left_out: Callable[[], Set[MachineId]] = frozenset,
     ) -> None:
         """Take the parts.
 
         `load_of` returns what was last reported of a machine's node, `awaited` the machines that wait for the pods
-        which they were acquired for (9.9), `refused` those that the cluster policy does not let their clusters have.
+        which they were acquired for (9.9), `refused` those that the cluster policy does not let their clusters have,
+        `left_out` the empty ones that a composition leaves out or may leave out soon (4.2).
         """
         self._awaited = awaited
         self._refused = refused
+        self._left_out = left_out
         self._settings = settings
         self._clock = clock
         self._fit_holds = fit_holds
@@ -139,6 +142,7 @@ class Guardrails:
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
+        left_out = self._left_out()
         away = self._fit_holds.awaited_sessions()
         overheads = decision.basis.options.overheads if decision.basis is not None else {}
 
@@ -166,7 +170,8 @@ class Guardrails:
                 actions_max=settings.actions_per_cycle_max,
                 room=self._actuator.candidates_max,
             )
-            fullness = self._node_fullness.read(snapshot, excess.since_seconds, held=fit_held, overheads=overheads)
+            going = excess.since_seconds.keys() | left_out
+            fullness = self._node_fullness.read(snapshot, going, held=fit_held, overheads=overheads)
             return excess, excess.waiting(after_seconds), fullness, chosen
 
         self.excess, waiting, self.fullness, chosen = await self._compute(choose)

@@ -20,7 +20,7 @@ from tests.shard.world import FakeOperator, ScriptedProvider, World, machine
 
 S = MachineState
 
-pytestmark = [pytest.mark.virtual_time, pytest.mark.rule("shard 4.2/1")]
+pytestmark = pytest.mark.virtual_time
 
 
 class GenerousWorkers:
@@ -93,6 +93,7 @@ async def started() -> Fleet:
     return fleet
 
 
+@pytest.mark.rule("shard 4.2/1")
 async def test_a_machine_that_stays_empty_is_reclaimed_and_none_takes_its_place() -> None:
     fleet = await started()
     await fleet.run(SETTLE_SECONDS - 10, **LOADS)
@@ -115,6 +116,7 @@ async def test_little_change_of_demand_brings_it_not_back() -> None:
     assert fleet.calls()["configure"] == 4
 
 
+@pytest.mark.rule("shard 4.2/1")
 async def test_pods_that_wait_bring_room_back_for_an_hour() -> None:
     fleet = await started()
     await fleet.run(200, **LOADS)
@@ -144,6 +146,7 @@ async def test_a_cluster_whose_operator_reports_no_loads_keeps_its_room() -> Non
     assert (len(fleet.configured), fleet.plans("tightened")) == (4, 0)
 
 
+@pytest.mark.rule("shard 4.2/1")
 async def test_pods_that_do_not_fit_on_the_rest_keep_the_machine() -> None:
     """What a node hosts is reported late: the sums say that it is needed."""
     fleet = await started()

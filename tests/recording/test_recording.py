@@ -18,11 +18,14 @@ from bigfleet.engine.columns.store import Columns, ColumnSnapshot, Offer, Shape,
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.explain.explanation import explain_decision
 from bigfleet.engine.explain.sentences import sentences
+from bigfleet.engine.parking import PARK_AFTER_CYCLES, parking_key
 from bigfleet.engine.reference import decide as reference
+from bigfleet.engine.shapes import decide as shapes
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.frames import BootstrapResponse
+from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
-from bigfleet.model.profile import Profile
+from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.recording.digest import digest_text, outcome_of
 from bigfleet.recording.frames import Frame, FrameKind, Unpacker, frames
@@ -43,6 +46,7 @@ from tests.engine.changes import History, histories
 from tests.engine.columnar.test_incremental import Life
 from tests.engine.proof import examples
 from tests.recording.recorded import cycles_of, new_recorder, recording
+from tests.shard.cycle.test_pods import pods
 from tests.shard.test_invariants import Story, modes, rounds
 from tests.shard.world import ScriptedProvider, World, machine, need
 from tests.strategies import FleetInput
@@ -321,6 +325,27 @@ def test_a_digest_tells_one_decision_from_another() -> None:
     ):
         other = Decision(actions=decision.actions, rows=(replace(first, **changed), *decision.rows[1:]))
         assert digest_text(outcome_of(other, view, life.demand)) != digest_text(whole), changed
+
+
+def test_a_gang_of_pods_that_is_parked_by_its_age_is_recorded(tmp_path: Path) -> None:
+    """The decision's row is another object than the demand's, and not equal to it."""
+    gang = replace(
+        pods("c1", ("64", 2)),
+        profile=Profile(requirements=(Requirement(ZONE, Operator.SAME, ()),), priority=100),
+        group="run-1",
+    )
+    snapshot = Snapshot.of([machine("m1", S.IDLE)], {machine("m1", S.IDLE).id: 0.0})
+    demand = (pods("c1", ("1", 1)), gang)
+    ages = {parking_key(gang): PARK_AFTER_CYCLES}
+    life = Life(FleetInput(snapshot, demand, Options(now_seconds=1.0, reported=frozenset({"c1"}), parking_ages=ages)))
+    path = tmp_path / "recording"
+    with recording(path) as recorder:
+        view = life.store.snapshot()
+        decision = shapes.decide(snapshot_of(view), life.demand, life.options)
+        assert any(row.need.parked for row in decision.rows)
+        recorder.take(CycleInput(1, 1, True, view, life.demand, life.options), decision)
+        recorder.write_waiting()
+    assert [cycle.cycle for cycle in cycles_of(path)] == [1]
 
 
 def small_fleet() -> FleetInput:

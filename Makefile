@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane kubernetes-demo soak fuzz lint types format bench proto docs lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane kubernetes-demo soak fuzz lint types format bench proto docs sbom audit lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -127,25 +127,38 @@ lock: ## resolve the versions again (needs uv)
 	  --output-file requirements.lock
 	$(COMPILE) --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
 	$(COMPILE) --upgrade --group pyproject.toml:fuzz --output-file requirements-fuzz.lock
+	$(COMPILE) --upgrade --group pyproject.toml:supply --output-file requirements-supply.lock
 
-# The site has tools of its own: nothing that builds or runs BigFleet needs them.
+# Tools that build the site or look at the lock file: nothing that builds or runs BigFleet needs them.
+define sync
+	@$(if $(UV),\
+	  uv venv --quiet --allow-existing --python $(PYTHON) $(1) && \
+	  uv pip sync --quiet --python $(1)/bin/python --require-hashes $<,\
+	  $(PYTHON) -m venv $(1) && \
+	  $(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
+	@touch $@
+endef
+
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.synced
+SUPPLY_VENV := .venv-supply
+SUPPLY_STAMP := $(SUPPLY_VENV)/.synced
 
 $(DOCS_STAMP): requirements-docs.lock
-ifneq ($(UV),)
-	uv venv --quiet --allow-existing --python $(PYTHON) $(DOCS_VENV)
-	uv pip sync --quiet --python $(DOCS_VENV)/bin/python --require-hashes requirements-docs.lock
-else
-	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
-	  --requirement requirements-docs.lock
-endif
-	@touch $@
+	$(call sync,$(DOCS_VENV))
+
+$(SUPPLY_STAMP): requirements-supply.lock
+	$(call sync,$(SUPPLY_VENV))
 
 docs: $(DOCS_STAMP) ## check the links of the documentation and build the site: build/site/index.html
 	@$(DOCS_VENV)/bin/python -m tools.docs_site build/docs
 	@$(DOCS_VENV)/bin/zensical build --clean --strict
 
+sbom: $(SUPPLY_STAMP) ## write a CycloneDX bill of materials of what BigFleet installs: build/bigfleet.cdx.json
+	@$(SUPPLY_VENV)/bin/python -m tools.supply_chain sbom $(SUPPLY_VENV)/bin/cyclonedx-py build/bigfleet.cdx.json
+
+audit: $(SUPPLY_STAMP) ## look for known vulnerabilities of what BigFleet installs; needs the network
+	@$(SUPPLY_VENV)/bin/python -m tools.supply_chain audit $(SUPPLY_VENV)/bin/pip-audit
+
 clean: ## remove what the targets made, and the state of `make up`
-	rm -rf $(VENV) $(DOCS_VENV) build .cache .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(SUPPLY_VENV) build .cache .bigfleet .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -102,9 +102,9 @@ def licences_page(packages: Sequence[Package]) -> str:
     rows = "".join(f"| {package.name} | {licence} |\n" for package, licence in licences(packages))
     return f"""# Licences of the packages that BigFleet installs
 
-BigFleet is licensed under Apache-2.0. It installs the following packages (requirements.lock, on Linux with Python
-3.11). `python -m tools.supply_chain licences` writes this page; `make sbom` writes a CycloneDX bill of materials with
-the versions and hashes.
+This page lists the packages that BigFleet installs (requirements.lock, on Linux with Python 3.11) and their licences.
+BigFleet itself is licensed under Apache-2.0. `python -m tools.supply_chain licences` writes this page; `make sbom`
+writes a CycloneDX bill of materials with the versions and hashes.
 
 | package | licence |
 |---|---|

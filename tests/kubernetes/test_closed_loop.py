@@ -39,8 +39,9 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 _PODS_PER_POLL_SECOND = 500.0
 #: What is logged when a Lease could not be renewed in time.
 SLOW_API_SERVER = ("leadership_lost", "another operator of this cluster may lead now", "drain.started_without_session")
-#: Others take cheaper machines, and leave whole racks of these.
 ROOMY = "std.16x64"
+#: Others take cheaper machines, and leave whole racks of these.
+RACKED = "mem.16x128"
 SCARCE = "gpu-s.8x64"
 #: So far above 0 that the victims get the shortest notice, 10 s.
 URGENT = "urgent"
@@ -311,6 +312,7 @@ def pools(size: Size) -> list[dict[str, object]]:
         *(pool("std.8x32", zone, count, capacity_type="spot") for zone in ZONES),
         pool("std.8x32", ZONES[0], 1, capacity_type="reserved"),
         pool(SCARCE, ZONES[0], 3),
+        pool(RACKED, ZONES[1], 2 * size.rack_size),
     ]
 
 
@@ -324,7 +326,8 @@ async def run_course(fleet: FleetUnderTest, size: Size) -> Course:
         await course.swing()
     await course.gang(first, ZONE)
     # The scheduler puts the first pod wherever there is room; then the rest needs room in that rack (docs/limits.md).
-    await course.gang(first, RACK, {INSTANCE_TYPE: ROOMY})
+    # So nothing else of the cluster runs on such machines.
+    await course.gang(first, RACK, {INSTANCE_TYPE: RACKED})
     await course.preempt(first, second)
     assert unexplained(fleet) == []
     await course.lose_a_machine(first)

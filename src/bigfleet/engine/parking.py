@@ -36,6 +36,21 @@ def stamp_parked(rows: Sequence[Need], ages: Mapping[ParkingKey, int]) -> list[N
     ]
 
 
+def with_members_of(
+    demand: Sequence[Need], results: Sequence[RowResult], ages: Mapping[ParkingKey, int]
+) -> tuple[RowResult, ...]:
+    """Return results, in the order of the demand, whose members are its very rows; a parked row is another object.
+
+    Who reads a decision finds rows by identity, because equal rows may stand twice in a roll-up.
+    """
+    if not ages:
+        return tuple(results)
+    return tuple(
+        result if result.members[0] is need else replace(result, members=(need,))
+        for need, result in zip(demand, results, strict=True)
+    )
+
+
 def next_ages(ages: Mapping[ParkingKey, int], results: Iterable[RowResult], *, advance: bool) -> dict[ParkingKey, int]:
     """Return the ages after a cycle, from what the phases left: stalled classes and no others.
 

@@ -206,6 +206,7 @@ def _numbers(results: Sequence[RowResult], view: ColumnSnapshot, demand: Sequenc
     """Have the kernel go through objects: every row is a cluster of its own, every domain a value of its own."""
     from bigfleet.recording.kernel import mix_rows
 
+    place_of_need = {id(need): place for place, need in enumerate(demand)}
     size = len(results)
     numbers, none, each = np.empty(3, np.int64), np.zeros(size, np.int64), np.arange(size)
     held = [view.rows[machine_id] for result in results for machine_id in result.claimed]
@@ -213,7 +214,7 @@ def _numbers(results: Sequence[RowResult], view: ColumnSnapshot, demand: Sequenc
     starts = np.concatenate([np.zeros(1, np.int64), ends])[:-1]
     mix_rows(
         *(numbers, np.empty(size, np.int64), each),
-        *(_ints(_first_places(results, demand)), each, each.astype(np.int32), none),
+        *(_ints(place_of_need[id(result.members[0])] for result in results), each, each.astype(np.int32), none),
         _ints(len(result.members) if result.folded else 0 for result in results),
         np.array([result.need.parked for result in results], np.uint8),
         np.zeros(size, np.uint8),
@@ -223,16 +224,6 @@ def _numbers(results: Sequence[RowResult], view: ColumnSnapshot, demand: Sequenc
         *(np.array(held, np.int32), starts, ends, np.zeros(0, np.int32), none, none),
     )
     return numbers
-
-
-def _first_places(results: Sequence[RowResult], demand: Sequence[Need]) -> list[int]:
-    """Return the place of each row's first member."""
-    place_of_need = {id(need): place for place, need in enumerate(demand)}
-    firsts = [result.members[0] for result in results]
-    places = [place_of_need.get(id(first)) for first in firsts]
-    # A row that is parked by its age alone is another object, and another value: that it is parked is part of it.
-    place_of_key = {need.key: place for place, need in enumerate(demand)} if None in places else {}
-    return [place_of_key[first.key] if place is None else place for first, place in zip(firsts, places, strict=True)]
 
 
 def _ints(values: Iterable[int]) -> Ints:

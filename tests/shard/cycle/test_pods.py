@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from bigfleet.engine.parking import PARK_AFTER_CYCLES
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS, UnmetReason
 from bigfleet.model.ids import ClusterId
+from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need, amounts_of
-from bigfleet.model.profile import Profile
+from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import families, parse_vector
@@ -125,3 +127,21 @@ async def test_an_explanation_says_what_shares_a_machine() -> None:
     assert "3 of its 3 pods run on m0, which also serves row 1 of c1." in texts
     about = await Explainer(world.shard).machine("m0")
     assert any(event.text.startswith("It hosts 2 pods of row 1 of c1, 3 pods of row 2") for event in about.events)
+
+
+async def test_a_gang_that_is_parked_by_its_age_can_be_inspected() -> None:
+    """While it is parked the decision is made on another object than the reported row."""
+    provider = ScriptedProvider(synchronous=True)
+    provider.add(*(machine(f"m{number}", S.IDLE) for number in range(3)))
+    world = World(provider)
+    operator = world.connect("c1")
+    profile = Profile(requirements=(Requirement(ZONE, Operator.SAME, ()),), priority=1)
+    gang = pods("c1", ("4", 4), profile=profile, group="run-1")
+    operator.report(pods("c1", ("500m", 3)), gang)
+    for _ in range(PARK_AFTER_CYCLES + 3):
+        await world.settle(1)
+
+    needs = (await world.shard.inspect()).needs
+    assert {view.need.group: view.parked for view in needs} == {"": False, "run-1": True}
+    explained = await Explainer(world.shard).need("c1", gang.fingerprint, "run-1")
+    assert explained.events

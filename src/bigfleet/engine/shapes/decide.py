@@ -24,7 +24,7 @@ from bigfleet.engine.decision import (
     unheard,
 )
 from bigfleet.engine.folding import folded_need
-from bigfleet.engine.parking import stamp_parked
+from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
@@ -58,7 +58,7 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
     answer = conclude(fleet)
     decision = Decision(
         actions=tuple(answer.actions),
-        rows=tuple(answer.results[position] for position in range(len(demand))),
+        rows=with_members_of(demand, [answer.results[at] for at in range(len(demand))], options.parking_ages),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
     return decision, fleet

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, PhaseListener, RowResult, unheard
-from bigfleet.engine.parking import stamp_parked
+from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
@@ -125,7 +125,7 @@ class PodEngine:
         self._options = options
         return Decision(
             actions=tuple(answer.actions),
-            rows=rows,
+            rows=with_members_of(demand, rows, options.parking_ages),
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )
 

@@ -112,6 +112,7 @@ class CompositionPlans:
         #: The same object while no target changes: an engine that keeps clusters looks for that.
         self._targets: dict[str, Target] = {}
         self._sold_out: Set[CapacityPool] = frozenset()
+        self._left_out: frozenset[MachineId] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def options_with(
@@ -120,7 +121,7 @@ class CompositionPlans:
         """Return the options with the compositions that there are, and the clusters that wait for one."""
         if not says_pods(demand):
             self._plans.clear()
-            self._targets = {}
+            self._targets, self._left_out = {}, frozenset()
             return options
         self._drop_sold_out(options.sold_out)
         stale = self._stale(by_cluster)
@@ -142,9 +143,8 @@ class CompositionPlans:
         return planned
 
     def left_out(self) -> frozenset[MachineId]:
-        """Return the empty machines that tight compositions leave out, or that clusters were last planned without."""
-        tried = (plan.tight_tried for plan in self._plans.values())
-        return frozenset(machine_id for found in tried if found is not None for machine_id in found[1])
+        """Return the empty machines that tight compositions leave out, or may leave out soon."""
+        return self._left_out
 
     def decided(self, decision: Decision) -> None:
         """Note which clusters stay short: they are planned again after a while, with what is on offer then."""
@@ -206,7 +206,14 @@ class CompositionPlans:
                 self._empty_nodes.disturbed(cluster)
             elif now_seconds >= plan.tight_from_seconds and plan.tight_tried != (rows, _ids(machines)):
                 found[cluster] = machines
+        going = [machine for name, machines in empty.items() if self._is_tightened(name, found) for machine in machines]
+        self._left_out = frozenset(machine.id for machine in going)
         return found
+
+    def _is_tightened(self, cluster: str, found: Collection[str]) -> bool:
+        """Return whether a cluster has a tight composition, or may get one: it is planned, or will be now."""
+        plan = self._plans.get(cluster)
+        return plan is not None and (plan.is_tight or plan.pending is not None or cluster in found)
 
     def _drop_sold_out(self, sold_out: Set[CapacityPool]) -> None:
         """Have those clusters planned again whose composition counts on a pool that ran out of stock just now."""

@@ -58,14 +58,14 @@ class Fleet:
         self._second += 1
         self.operator.report(*rows, at_unix_nanos=self._second)
 
-    async def run(self, seconds: float, **cpu: str) -> None:
+    async def run(self, seconds: float, *, every: int = 10, **cpu: str) -> None:
         """Let time pass, with the nodes of all Configured machines reported: by machine, what their pods request."""
-        for _ in range(int(seconds / 10)):
+        for _ in range(int(seconds / every)):
             self._second += 1
             for name in self.configured:
                 self.operator.saw(name, at_unix_nanos=self._second, cpu=cpu.get(name, "0"))
             await self.world.settle(1)
-            await asyncio.sleep(10)
+            await asyncio.sleep(every)
 
     @property
     def configured(self) -> list[str]:
@@ -124,10 +124,10 @@ async def test_pods_that_wait_bring_room_back_for_an_hour() -> None:
     fleet.report(waiting)
     await fleet.run(60, **LOADS)
     fleet.report(DEMAND)
-    await fleet.run(600, **LOADS)
+    await fleet.run(600, every=60, **LOADS)
     assert len(fleet.configured) == 4
 
-    await fleet.run(ROOM_SECONDS, **LOADS)
+    await fleet.run(ROOM_SECONDS, every=120, **LOADS)
     assert len(fleet.configured) == 3
 
 

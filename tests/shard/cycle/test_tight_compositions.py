@@ -58,7 +58,7 @@ class Fleet:
         self._second += 1
         self.operator.report(*rows, at_unix_nanos=self._second)
 
-    async def run(self, seconds: float, *, every: int = 10, **cpu: str) -> None:
+    async def run(self, seconds: float, cpu: dict[str, str], *, every: int = 10) -> None:
         """Let time pass, with the nodes of all Configured machines reported: by machine, what their pods request."""
         for _ in range(int(seconds / every)):
             self._second += 1
@@ -88,7 +88,7 @@ async def started() -> Fleet:
     """Return a fleet that has a machine more than its 12 pods need."""
     fleet = Fleet()
     fleet.report(DEMAND)
-    await fleet.run(30, m0="4", m1="4", m2="1", m3="4")
+    await fleet.run(30, {**LOADS, "m2": "1"})
     assert fleet.configured == ["m0", "m1", "m2", "m3"]
     return fleet
 
@@ -96,22 +96,22 @@ async def started() -> Fleet:
 @pytest.mark.rule("shard 4.2/1")
 async def test_a_machine_that_stays_empty_is_reclaimed_and_none_takes_its_place() -> None:
     fleet = await started()
-    await fleet.run(SETTLE_SECONDS - 10, **LOADS)
+    await fleet.run(SETTLE_SECONDS - 10, LOADS)
     assert fleet.configured == ["m0", "m1", "m2", "m3"]
 
-    await fleet.run(300, **LOADS)
+    await fleet.run(300, LOADS)
     assert fleet.configured == ["m0", "m1", "m3"]
     assert (fleet.calls()["configure"], fleet.plans("tightened")) == (4, 1)
 
 
 async def test_little_change_of_demand_brings_it_not_back() -> None:
     fleet = await started()
-    await fleet.run(200, **LOADS)
+    await fleet.run(200, LOADS)
     for _ in range(5):
         fleet.report(pods("c1", ("1", 11), ("500m", 1)))
-        await fleet.run(60, **LOADS)
+        await fleet.run(60, LOADS)
         fleet.report(DEMAND)
-        await fleet.run(60, **LOADS)
+        await fleet.run(60, LOADS)
     assert fleet.configured == ["m0", "m1", "m3"]
     assert fleet.calls()["configure"] == 4
 
@@ -119,22 +119,22 @@ async def test_little_change_of_demand_brings_it_not_back() -> None:
 @pytest.mark.rule("shard 4.2/1")
 async def test_pods_that_wait_bring_room_back_for_an_hour() -> None:
     fleet = await started()
-    await fleet.run(200, **LOADS)
+    await fleet.run(200, LOADS)
     waiting = replace(DEMAND, waiting=(DemandShape(parse_vector({"cpu": "1"}), 1, 0),))
     fleet.report(waiting)
-    await fleet.run(60, **LOADS)
+    await fleet.run(60, LOADS)
     fleet.report(DEMAND)
-    await fleet.run(600, every=60, **LOADS)
+    await fleet.run(600, LOADS, every=60)
     assert len(fleet.configured) == 4
 
-    await fleet.run(ROOM_SECONDS, every=120, **LOADS)
+    await fleet.run(ROOM_SECONDS, LOADS, every=120)
     assert len(fleet.configured) == 3
 
 
 @pytest.mark.parametrize("load", ["4", "500m"])
 async def test_a_machine_with_pods_stays(load: str) -> None:
     fleet = await started()
-    await fleet.run(400, **LOADS, m2=load)
+    await fleet.run(400, {**LOADS, "m2": load})
     assert len(fleet.configured) == 4
     assert fleet.plans("tightened") == 0
 
@@ -142,7 +142,7 @@ async def test_a_machine_with_pods_stays(load: str) -> None:
 async def test_a_cluster_whose_operator_reports_no_loads_keeps_its_room() -> None:
     fleet = Fleet()
     fleet.report(DEMAND)
-    await fleet.run(400)
+    await fleet.run(400, {})
     assert (len(fleet.configured), fleet.plans("tightened")) == (4, 0)
 
 
@@ -151,7 +151,7 @@ async def test_pods_that_do_not_fit_on_the_rest_keep_the_machine() -> None:
     """What a node hosts is reported late: the sums say that it is needed."""
     fleet = await started()
     fleet.report(pods("c1", ("1", 16)))
-    await fleet.run(400, **LOADS)
+    await fleet.run(400, LOADS)
     assert len(fleet.configured) == 4
     assert (fleet.plans("tightened"), fleet.plans("not_tightened")) == (0, 1)
 
@@ -160,7 +160,7 @@ async def test_a_cluster_that_is_short_keeps_its_room() -> None:
     """All eight machines are bound, and pods are still pending that fit on none of them."""
     fleet = await started()
     fleet.report(pods("c1", ("1", 11), ("500m", 2), ("3", 6)))
-    await fleet.run(400, **LOADS)
+    await fleet.run(400, LOADS)
     assert len(fleet.configured) == 8
     assert fleet.plans("tightened") == 0
 
@@ -168,5 +168,5 @@ async def test_a_cluster_that_is_short_keeps_its_room() -> None:
 async def test_a_pod_that_no_machine_can_host_holds_no_other_machine() -> None:
     fleet = await started()
     fleet.report(DEMAND, pods("c1", ("64", 1), priority=200))
-    await fleet.run(400, **LOADS)
+    await fleet.run(400, LOADS)
     assert fleet.configured == ["m0", "m1", "m3"]

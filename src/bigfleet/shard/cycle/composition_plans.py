@@ -168,6 +168,7 @@ class CompositionPlans:
         for gone in self._plans.keys() - by_cluster.keys():
             del self._plans[gone]
             self._set_target(gone, None)
+            self._empty_nodes.forget(gone)
         found: list[tuple[float, float, str]] = []
         for cluster, rows in by_cluster.items():
             plan = self._plans.get(cluster)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices
+from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
@@ -71,6 +72,8 @@ class Rooms:
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
+        if cluster not in self._overheads:
+            cluster = ""
         known = self._totals.get((cluster, shape))
         if known is None:
             example, overhead = self._machines.example(shape), vector.ZERO
@@ -95,6 +98,8 @@ class DecisionState:
     """Everything that the phases of one decision share."""
 
     machines: Machines
+    #: The machines, if they are in columns: then hosts are made in credit, where they are needed.
+    columns: ColumnMachines | None = None
     options: Options
     dimensions: Dimensions
     rooms: Rooms
@@ -225,6 +230,8 @@ def build(machines: Machines, demand: Sequence[Need], options: Options) -> Decis
         orphans=machines.orphans(),
     )
     add_clusters(fleet, needs_by_cluster(demand))
+    for cluster in fleet.clusters.values():
+        add_hosts(fleet, cluster)
     return fleet
 
 
@@ -250,7 +257,7 @@ def vectors_of(need: Need) -> list[Vector]:
 
 
 def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
-    """Make clusters with their rows and hosts; what no known machine can host is set aside."""
+    """Make clusters with their rows; what no known machine can host is set aside."""
     _rooms, most = fleet.rooms.known("", fleet.machines.known_shapes)
     for cluster_id, rows in needs.items():
         is_waiting = cluster_id in fleet.options.awaiting_plan
@@ -259,7 +266,6 @@ def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, N
             cluster.rows.append(_row(fleet, cluster, position, need, most))
         cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
         fleet.rows.extend(cluster.rows)
-        _add_hosts(fleet, cluster)
     # List order first, because sorting by precedence keeps the order of equals.
     fleet.rows.sort(key=lambda row: row.position)
     fleet.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
@@ -325,8 +331,9 @@ def _check_unit(fleet: DecisionState, row: RowState) -> None:
 # ---- hosts -------------------------------------------------------------------------------------------------------
 
 
-def _add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
-    cluster.hosts = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
+def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
+    """Make the cluster's hosts."""
+    cluster.hosts[:] = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
     sort_hosts(cluster, fleet.options.fullness)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:

@@ -18,7 +18,7 @@ from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched
 from bigfleet.engine.targets import Target
-from bigfleet.model.machine import Machine
+from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.shapes import Overhead
 
@@ -35,7 +35,7 @@ class _CompleteCluster:
     #: In the order of `needs`.
     results: tuple[RowResult, ...]
     #: Its machines that nothing needs, in keep-priority order.
-    excess: Sequence[Machine]
+    excess: Sequence[MachineId]
     overheads: tuple[Overhead, ...]
     target: Target | None
 
@@ -67,7 +67,7 @@ class PodEngine:
         #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
         self._searched: tuple[dict[Hashable, Searched], dict[Hashable, Searched]] = ({}, {})
         #: Machines of the clusters that want nothing.
-        self._unwanted: dict[str, Sequence[Machine]] = {}
+        self._unwanted: dict[str, Sequence[MachineId]] = {}
 
     @property
     def retained(self) -> Set[str]:
@@ -98,7 +98,7 @@ class PodEngine:
         demand: Sequence[Need],
         options: Options,
         previous: dict[str, _CompleteCluster],
-        unwanted: dict[str, Sequence[Machine]],
+        unwanted: dict[str, Sequence[MachineId]],
         on_phase: PhaseListener,
     ) -> Decision:
         machines, asked, rooms, dimensions = self._machines, self._asked, self._rooms, self._dimensions
@@ -108,6 +108,7 @@ class PodEngine:
         assert dimensions is not None, "what all clusters share was looked at before"
         fleet = DecisionState(
             machines=machines,
+            columns=machines,
             options=options,
             dimensions=dimensions,
             rooms=rooms,

@@ -8,12 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import Machine
-from bigfleet.model.need import RowKey
+from bigfleet.model.ids import ClusterId, MachineId
 
 
-def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[Machine]]) -> Iterator[Action]:
+def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) -> Iterator[Action]:
     """Yield a Reclaim for each excess machine of the clusters that have reported: by cluster, price, then id.
 
     `excess` has the machines that nothing keeps, by cluster, each list in keep-priority order.
@@ -21,12 +19,12 @@ def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[Machine]]) -> I
     for cluster in sorted(excess):
         if cluster not in fleet.options.reported:
             continue
-        for machine in excess[cluster]:
-            if machine.id not in fleet.taken:
-                is_unjoined = machine.id in fleet.options.unjoined
+        for machine_id in excess[cluster]:
+            if machine_id not in fleet.taken:
+                is_unjoined = machine_id in fleet.options.unjoined
                 yield Action(
                     kind=ActionKind.RECLAIM,
-                    machine_id=machine.id,
+                    machine_id=machine_id,
                     cluster=ClusterId(cluster),
                     reason="phase3.unjoined" if is_unjoined else "phase3.excess",
                     grace_seconds=RECLAIM_GRACE_SECONDS,
@@ -38,8 +36,3 @@ def releases(fleet: DecisionState, claimed: frozenset[str]) -> Iterator[Action]:
     for machine in fleet.machines.releasable():
         if machine.id not in claimed:
             yield Action(kind=ActionKind.DELETE, machine_id=machine.id, cluster=ClusterId(""), reason="phase3.release")
-
-
-def stamp_of(machine: Machine) -> RowKey:
-    """Return the row that the machine was bound for."""
-    return (machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)

@@ -6,11 +6,13 @@ indexed by the dimensions of the call. Nothing here chooses a machine.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+from bigfleet.engine.decision import RowResult
 from bigfleet.engine.targets import ClassKey
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
@@ -245,6 +247,22 @@ class ClusterUnits:
     lowest: int = 0
 
 
+class ColumnClaims(Protocol):
+    """The claims of one cluster that was credited on columns of machines."""
+
+    def hosts(self) -> list[HostState]:
+        """Make the cluster's hosts in hosting order, with their claims."""
+        ...
+
+    def unclaimed(self) -> Sequence[MachineId]:
+        """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
+        ...
+
+    def results(self) -> Iterator[tuple[int, RowResult]]:
+        """Yield the position and the result of each row; all pods of the cluster have a place."""
+        ...
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class ClusterState:
     """What one cluster holds and wants in this decision."""
@@ -252,8 +270,9 @@ class ClusterState:
     id: str
     #: By processing order.
     rows: list[RowState] = field(default_factory=list)
-    #: Bound and coming machines in hosting order, then those that were acquired in this decision.
-    hosts: list[HostState] = field(default_factory=list)
+    #: What is claimed on columns of machines; None where the hosts alone have the claims.
+    claims: "ColumnClaims | None" = None
+    _hosts: list[HostState] | None = None
     #: Acquired in this decision, in order.
     acquired: list[HostState] = field(default_factory=list)
     #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
@@ -273,6 +292,18 @@ class ClusterState:
     has_orphans: bool = False
     #: Numbers of machines that cannot be had.
     unavailable: set[tuple[ClassKey, int]] = field(default_factory=set)
+
+    @property
+    def hosts(self) -> list[HostState]:
+        """Bound and coming machines in hosting order, then those that were acquired in this decision."""
+        if self._hosts is None:
+            self._hosts = [] if self.claims is None else self.claims.hosts()
+        return self._hosts
+
+    def leave_columns(self) -> None:
+        """Have the claims in `hosts` alone, because they are about to change."""
+        assert self.hosts is self._hosts, "the hosts are made"
+        self.claims = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from bigfleet.engine.shapes.state import (
     Room,
     RowState,
     Searched,
+    Verdict,
     dominant_share,
     largest,
 )
@@ -119,6 +120,10 @@ class DecisionState:
     notes: dict[str, ChoiceNote] = field(default_factory=dict)
     #: What searches of small clusters found; it only saves work.
     searched: dict[Hashable, Searched] = field(default_factory=dict)
+    #: What domains offer gangs; it only saves work.
+    verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    #: Numbers of offers; decisions that share verdicts share it.
+    offer_numbers: dict[Hashable, int] = field(default_factory=dict)
     #: Configured machines by cluster; made when a row looks for victims.
     serving: dict[str, ClusterUnits] | None = None
     _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
@@ -128,8 +133,25 @@ class DecisionState:
     _by_class: dict[ClassKey, list[OfferState]] | None = None
     #: By the shapes that a row may use, and whether it is pinned.
     _usable: dict[tuple[frozenset[int], bool], list[OfferState]] = field(default_factory=dict)
+    _usable_in_domains: dict[tuple[frozenset[int], bool, str], dict[str, list[OfferState]]] = field(
+        default_factory=dict
+    )
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for offer in self.offers:
+            machine = offer.example
+            # The first machine decides between offers that are equal otherwise.
+            kind = (
+                offer.shape,
+                machine.state,
+                machine.capacity_type,
+                machine.price_usd_per_hour,
+                machine.interruption_probability,
+                machine.id,
+            )
+            offer.number = self.offer_numbers.setdefault(kind, len(self.offer_numbers))
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
@@ -172,6 +194,18 @@ class DecisionState:
         found = self._usable.get(key)
         if found is None:
             found = self._usable[key] = [o for o in self.offers if row.may_use(o.example, o.shape)]
+        return found
+
+    def usable_in_domains(self, row: RowState, key: str) -> Mapping[str, Sequence[OfferState]]:
+        """Return the offers that the row may use by their value of the key; those without one are left out."""
+        question = (row.matching, row.is_pinned, key)
+        found = self._usable_in_domains.get(question)
+        if found is None:
+            found = self._usable_in_domains[question] = {}
+            for offer in self.usable(row):
+                value = offer.example.attribute(key)
+                if value is not None:
+                    found.setdefault(value, []).append(offer)
         return found
 
     def pod_prices(self, row: RowState) -> PodPrices:

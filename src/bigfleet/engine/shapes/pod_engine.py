@@ -7,6 +7,7 @@ results only save work.
 
 from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot
@@ -16,11 +17,15 @@ from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
-from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched
+from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched, Verdict
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.shapes import Overhead
+
+#: Offers that are numbered before the numbers begin again: each time the first machine of an offer is taken, it gets a
+#: new one.
+OFFER_NUMBERS_MAX: Final = 100_000
 
 #: Rows of one cluster, with their places in the demand.
 _Needs = Sequence[tuple[int, Need]]
@@ -65,7 +70,9 @@ class PodEngine:
         self._most: list[int] = []
         self._previous: dict[str, _CompleteCluster] = {}
         #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
-        self._searched: tuple[dict[Hashable, Searched], dict[Hashable, Searched]] = ({}, {})
+        self._searched = _Recent[Searched]()
+        #: What domains offer gangs, which stay the same as long as the rooms and the numbers of shapes and offers do.
+        self._verdicts, self._offer_numbers = _Recent[Verdict](), dict[Hashable, int]()
         #: Machines of the clusters that want nothing.
         self._unwanted: dict[str, Sequence[MachineId]] = {}
 
@@ -115,7 +122,9 @@ class PodEngine:
             unchanged={name: one.cluster for name, one in previous.items()},
             offers=machines.offers(),
             orphans=machines.orphans(),
-            searched=self._searches(),
+            searched=self._searched.known() if self._is_incremental else {},
+            verdicts=self._verdicts.known() if self._is_incremental else {},
+            offer_numbers=self._offer_numbers if self._is_incremental else {},
         )
         add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
         excess = {name: one.excess for name, one in previous.items()}
@@ -129,15 +138,6 @@ class PodEngine:
             rows=rows,
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )
-
-    def _searches(self) -> dict[Hashable, Searched]:
-        """Return what is remembered of searches; what two decisions did not ask for is forgotten."""
-        if not self._is_incremental:
-            return {}
-        older, newer = self._searched
-        known = _Remembering({**older, **newer})
-        self._searched = (newer, known.asked)
-        return known
 
     # ---- stored results ------------------------------------------------------------------------------------------
 
@@ -171,8 +171,11 @@ class PodEngine:
         if self._rooms is None or last is None or last.overheads != options.overheads or not is_known:
             is_new = self._rooms is None
             self._rooms = Rooms(machines, options, self._dimensions)
+            self._verdicts, self._offer_numbers = _Recent(), {}
         else:
             is_new = False
+        if len(self._offer_numbers) > OFFER_NUMBERS_MAX:
+            self._verdicts, self._offer_numbers = _Recent(), {}
         self._known = machines.known_shapes
         most = self._rooms.known("", machines.known_shapes)[1]
         is_same = most == self._most and not is_new
@@ -242,14 +245,31 @@ class PodEngine:
         self._unwanted = {c: found for c, found in answer.excess.items() if c not in asked.by_cluster}
 
 
-class _Remembering(dict[Hashable, Searched]):
-    """Caches answers; `asked` has those that were looked up or added since it was made."""
+_A = TypeVar("_A")
 
-    def __init__(self, known: Mapping[Hashable, Searched]) -> None:
+
+class _Recent(Generic[_A]):
+    """Caches answers to questions that one of the last two decisions asked."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[dict[Hashable, _A], dict[Hashable, _A]] = ({}, {})
+
+    def known(self) -> dict[Hashable, _A]:
+        """Return the answers for one decision, which adds those that it makes and those that it uses."""
+        older, newer = self._asked
+        known = _Remembering({**older, **newer})
+        self._asked = (newer, known.asked)
+        return known
+
+
+class _Remembering(dict[Hashable, _A]):
+    """Caches answers; `asked` has those that were added since it was made."""
+
+    def __init__(self, known: Mapping[Hashable, _A]) -> None:
         super().__init__(known)
-        self.asked: dict[Hashable, Searched] = {}
+        self.asked: dict[Hashable, _A] = {}
 
-    def __setitem__(self, question: Hashable, answer: Searched) -> None:
+    def __setitem__(self, question: Hashable, answer: _A) -> None:
         super().__setitem__(question, answer)
         self.asked[question] = answer
 

@@ -8,6 +8,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Final, NamedTuple, Protocol
 
 from bigfleet.engine.decision import RowResult
@@ -208,6 +209,10 @@ class HostIndex:
     size: int
     #: By shape: (place in hosting order, host).
     by_shape: dict[int, list[tuple[int, HostState]]] = field(default_factory=dict)
+    #: By some shapes, in hosting order.
+    by_shapes: dict[frozenset[int], list[HostState]] = field(default_factory=dict)
+    #: Values of a key on hosts of some shapes that a pinned row, or another one, may use.
+    values: dict[tuple[frozenset[int], bool, str], frozenset[str]] = field(default_factory=dict)
     #: By (fingerprint, group) of the stamp, in hosting order.
     by_stamp: dict[tuple[str, str], list[HostState]] = field(default_factory=dict)
 
@@ -316,12 +321,30 @@ class Searched:
     placed: list[tuple[int, list[int]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a domain offers a gang."""
+
+    #: Shares of the gang that have a place: in all, on what the cluster holds, and on the gang's own machines.
+    total: Fraction
+    held: Fraction
+    own: Fraction
+    #: What the machines to acquire cost, dollars an hour.
+    cost: float
+    #: (place of the offer among those of the domain, machines).
+    wanted: Sequence[tuple[int, int]]
+    #: What the choice among offers depends on beside them; None where there was no choice.
+    weights: tuple[float, ...] | None = None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class OfferState:
     """Machines that are alike in everything a choice looks at; Idle or Speculative."""
 
     example: Machine
     shape: int
+    #: Equal numbers in decisions that share verdicts mean equal offers with the same first machine.
+    number: int = 0
     #: Ids ascending; never changed.
     machines: Sequence[Machine]
     #: Machines at the end that gangs count on, by the row's position; they hide machines from other gangs' domains

@@ -26,6 +26,8 @@ from bigfleet.model.vector import sum_of
 PODS_MAX: Final = 1 << 40
 #: After so many steps, machines that have room for no later group are dropped.
 _STEPS_TO_DROP: Final = 6
+#: Hosts of a cluster that are looked at together; four times as many each time that this was not enough.
+_HOSTS_AT_ONCE: Final = 64
 
 
 def credit_on_columns(fleet: DecisionState, machines: ColumnMachines) -> list[ClusterState]:
@@ -261,37 +263,45 @@ class _Placing:
 
     def _place(self, groups: Rows) -> None:
         """Place one group of each cluster; `groups` are by cluster."""
-        demand, sizes = self._demand, self._sizes[: len(groups)]
-        end = int(sizes.sum())
-        requests = demand.requests[groups]
+        left, sizes = self._demand.counts[groups], self._sizes[: len(groups)]
+        cluster, end = np.arange(len(groups)), np.cumsum(sizes)
+        start, most = end - sizes, _HOSTS_AT_ONCE
+        # Most groups have their places on the first hosts.
+        while len(cluster):
+            stop = np.minimum(start + most, end)
+            many = stop - start
+            places = np.arange(many.sum()) + np.repeat(start - np.cumsum(many) + many, many)
+            self._place_on(places, np.repeat(cluster, many), groups, left)
+            is_open = (left[cluster] > 0) & (stop < end)
+            cluster, start, end, most = cluster[is_open], stop[is_open], end[is_open], 4 * most
+
+    def _place_on(self, places: Rows, cluster: Rows, groups: Rows, left: Rows) -> None:
+        """Place what is left of each cluster's group on these hosts, in order; `cluster` has the cluster of each."""
+        requests = self._demand.requests[groups]
         dimensions = np.flatnonzero(requests.any(axis=0)).tolist()
-        has_room = np.ones(end, np.bool_)
+        has_room = self._is_allowed[self._access[groups][cluster], self._hosts.kind[self._host[places]]]
         for d in dimensions:
-            has_room &= self._rooms[d][:end] >= np.repeat(requests[:, d], sizes)
-        places = np.flatnonzero(has_room)
-        cluster = np.repeat(np.arange(len(groups)), sizes)[places]
-        kinds = self._hosts.kind[self._host[places]]
-        is_allowed = self._is_allowed[self._access[groups][cluster], kinds]
-        places, cluster = places[is_allowed], cluster[is_allowed]
-        counts = demand.counts[groups]
+            has_room &= self._rooms[d][places] >= requests[:, d][cluster]
+        places, cluster = places[has_room], cluster[has_room]
         # Each host takes a pod at least: no more hosts than pods are looked at.
         first = np.searchsorted(cluster, np.arange(len(groups)))
-        is_near = np.arange(len(places)) - first[cluster] < counts[cluster]
+        is_near = np.arange(len(places)) - first[cluster] < left[cluster]
         places, cluster = places[is_near], cluster[is_near]
         if not len(places):
             return
-        most = np.minimum(counts, demand.limits[groups])[cluster]
+        most = np.minimum(left, self._demand.limits[groups])[cluster]
         for d in dimensions:
             each = requests[:, d][cluster]
             np.minimum(most, self._rooms[d][places] // np.maximum(each, 1), out=most, where=each > 0)
         sums = np.cumsum(most)
         first = np.searchsorted(cluster, np.arange(len(groups)))
         before = np.concatenate(([0], sums))[first][cluster]
-        taken = np.minimum(most, counts[cluster] - (sums - most - before))
+        taken = np.minimum(most, left[cluster] - (sums - most - before))
         is_taken = taken > 0
         places, cluster, taken = places[is_taken], cluster[is_taken], taken[is_taken]
         for d in dimensions:
             self._rooms[d][places] -= taken * requests[:, d][cluster]
+        np.subtract.at(left, cluster, taken)
         self._found.append(_Claims(self._host[places], groups[cluster], taken))
 
 

@@ -73,6 +73,14 @@ class ColumnMachines:
 
     # ---- following -----------------------------------------------------------------------------------------------
 
+    def shows(self, view: ColumnSnapshot) -> bool:
+        """Return whether these are known to be the machines of the view."""
+        old = self._view
+        if view.vocabulary is not old.vocabulary or view.layout != old.layout:
+            return False
+        changed = view.changed_since(old.generation)
+        return changed is not None and not len(changed)
+
     def follow(self, view: ColumnSnapshot, options: Options) -> set[str] | None:
         """Become the machines of a later view; return the clusters of which any machine changed.
 

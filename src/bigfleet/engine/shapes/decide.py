@@ -5,7 +5,7 @@ remember anything between two calls.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -55,7 +55,7 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
     fleet = build(SnapshotMachines(snapshot, options), stamp_parked(list(demand), options.parking_ages), options)
     answer = conclude(fleet)
     decision = Decision(
-        actions=tuple(answer.actions),
+        actions=(*answer.actions, *releases(fleet.machines, answer.claimed)),
         rows=tuple(answer.results[position] for position in range(len(demand))),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
@@ -66,7 +66,10 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
 class Conclusion:
     """What the phases came to."""
 
+    #: All but the releases.
     actions: list[Action]
+    #: Machines of which something is claimed or that a target keeps, Idle ones among them.
+    claimed: Set[str]
     #: By the place of the row in the demand.
     results: dict[int, RowResult]
     #: Configured machines that no row and no target keeps, in keep-priority order, by cluster; of the clusters that
@@ -99,13 +102,12 @@ def conclude(
         *(action for row in fleet.rows for action in _bindings(row, bound[row.position])),
         *(action for row in fleet.rows for action in _preemptions(row, fleet)),
         *reclaims(fleet, found),
-        *releases(fleet, claimed),
     ]
     results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
     for claims in complete.values():
         results.update(claims.results())
     on_phase(Phase.RECLAIM)
-    return Conclusion(actions, results, found)
+    return Conclusion(actions, claimed, results, found)
 
 
 def _is_served(cluster: ClusterState) -> bool:

@@ -7,7 +7,7 @@ here claims or acquires.
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices
@@ -24,6 +24,7 @@ from bigfleet.engine.shapes.state import (
     Impossible,
     OfferState,
     PodGroup,
+    Request,
     Room,
     RowState,
     Searched,
@@ -37,6 +38,9 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
+
+#: Answers about requests of pods that are stored, of each kind.
+CACHED_MAX: Final = 200_000
 
 
 class HostOrder(NamedTuple):
@@ -70,6 +74,8 @@ class Rooms:
         self._machines, self._overheads, self._dimensions = machines, options.overheads, dimensions
         self._totals: dict[tuple[str, int], Room] = {}
         self._largest: dict[tuple[str, frozenset[int]], tuple[list[tuple[int, ...]], list[int]]] = {}
+        self._pods: dict[tuple[tuple[str, int], ...], tuple[Request, float]] = {}
+        self._can_host: dict[tuple[str, frozenset[int], Request], bool] = {}
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
@@ -91,6 +97,29 @@ class Rooms:
         if found is None:
             rooms = {tuple(self.total(key[0], shape)) for shape in matching & self._machines.known_shapes}
             found = self._largest[key] = (list(rooms), largest(map(list, rooms), len(self._dimensions.names)))
+        return found
+
+    def pod(self, resources: Vector) -> tuple[Request, float]:
+        """Return what a pod of these resources requests, and its size."""
+        key = tuple(resources.items())
+        found = self._pods.get(key)
+        if found is None:
+            if len(self._pods) >= CACHED_MAX:
+                self._pods.clear()
+            _rooms, most = self.known("", self._machines.known_shapes)
+            request = self._dimensions.request({**resources, PODS: resources.get(PODS, 0) + ONE_POD})
+            found = self._pods[key] = (request, dominant_share(request, most, self._dimensions.pods))
+        return found
+
+    def can_host(self, cluster: str, matching: frozenset[int], request: Request) -> bool:
+        """Return whether a known machine of some shapes has room for the request when it is empty."""
+        key = (cluster if cluster in self._overheads else "", matching, request)
+        found = self._can_host.get(key)
+        if found is None:
+            if len(self._can_host) >= CACHED_MAX:
+                self._can_host.clear()
+            rooms, _most = self.known(cluster, matching)
+            found = self._can_host[key] = any(all(room[d] >= milli for d, milli in request) for room in rooms)
         return found
 
 
@@ -292,12 +321,11 @@ def vectors_of(need: Need) -> list[Vector]:
 
 def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
     """Make clusters with their rows; what no known machine can host is set aside."""
-    _rooms, most = fleet.rooms.known("", fleet.machines.known_shapes)
     for cluster_id, rows in needs.items():
         is_waiting = cluster_id in fleet.options.awaiting_plan
         cluster = fleet.clusters[cluster_id] = ClusterState(id=cluster_id, awaits_plan=is_waiting)
         for position, need in rows:
-            cluster.rows.append(_row(fleet, cluster, position, need, most))
+            cluster.rows.append(_row(fleet, cluster, position, need))
         cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
         fleet.rows.extend(cluster.rows)
     # List order first, because sorting by precedence keeps the order of equals.
@@ -307,10 +335,10 @@ def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, N
         row.rank = rank
 
 
-def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need, most: Sequence[int]) -> RowState:
+def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need) -> RowState:
     row = RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
     if has_pods(need):
-        row.groups = _groups(fleet, row, most)
+        row.groups = _groups(fleet, row)
         _set_aside(fleet, row)
     else:
         row.divisible = dict(fleet.dimensions.request(need.aggregate))
@@ -319,10 +347,10 @@ def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need,
     return row
 
 
-def _groups(fleet: DecisionState, row: RowState, most: Sequence[int]) -> list[PodGroup]:
+def _groups(fleet: DecisionState, row: RowState) -> list[PodGroup]:
     groups = []
     for index, shape in enumerate((*row.need.shapes, *row.need.waiting)):
-        request = fleet.dimensions.request({**shape.resources, PODS: shape.resources.get(PODS, 0) + ONE_POD})
+        request, size = fleet.rooms.pod(shape.resources)
         group = PodGroup(
             row=row,
             index=index,
@@ -330,10 +358,16 @@ def _groups(fleet: DecisionState, row: RowState, most: Sequence[int]) -> list[Po
             count=shape.count,
             limit=shape.max_per_machine,
             is_waiting=index >= len(row.need.shapes),
-            size=dominant_share(request, most, fleet.dimensions.pods),
+            size=size,
         )
         groups.append(group)
-    return sorted(groups, key=lambda g: (-g.size, g.index))
+    # Those of equal size stay in the order of their index.
+    groups.sort(key=_size, reverse=True)
+    return groups
+
+
+def _size(group: PodGroup) -> float:
+    return group.size
 
 
 def _set_aside(fleet: DecisionState, row: RowState) -> None:
@@ -341,7 +375,7 @@ def _set_aside(fleet: DecisionState, row: RowState) -> None:
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     hostable = []
     for group in row.groups:
-        if any(all(room[d] >= milli for d, milli in group.request) for room in rooms):
+        if fleet.rooms.can_host(row.cluster.id, row.matching, group.request):
             hostable.append(group)
             continue
         lacking = [(d, milli) for d, milli in group.request if most[d] < milli]

@@ -6,17 +6,28 @@ results only save work.
 """
 
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Generic, TypeVar
 
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, PhaseListener, RowResult, unheard
+from bigfleet.engine.decision import (
+    Action,
+    Basis,
+    Decision,
+    Options,
+    ParkingKey,
+    Phase,
+    PhaseListener,
+    RowResult,
+    unheard,
+)
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
+from bigfleet.engine.shapes.reclaim import releases
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched, Verdict
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
@@ -50,9 +61,35 @@ class _Asked:
     """The demand of a decision, arranged."""
 
     demand: Sequence[Need]
+    #: With its parked rows stamped.
+    needs: Sequence[Need]
     ages: Mapping[ParkingKey, int]
     by_cluster: Mapping[str, _Needs]
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last decision, and what it was made of beside the machines."""
+
+    needs: Sequence[Need]
+    options: Options
+    #: All but the releases.
+    actions: Sequence[Action]
+    claimed: Set[str]
+    rows: tuple[RowResult, ...]
+
+    def answers(self, needs: Sequence[Need], options: Options) -> bool:
+        """Return whether a decision on the same machines differs in its releases at most.
+
+        Beside the releases, the time plays no part, and parking ages only as far as they stamp rows.
+        """
+        known = self.options
+        return (
+            replace(options, now_seconds=known.now_seconds, parking_ages=known.parking_ages) == known
+            and len(needs) == len(self.needs)
+            and all(need is other or need == other for need, other in zip(needs, self.needs, strict=True))
+        )
 
 
 class PodEngine:
@@ -68,6 +105,7 @@ class PodEngine:
         self._options: Options | None = None
         self._known: frozenset[int] = frozenset()
         self._most: list[int] = []
+        self._last: _Last | None = None
         self._previous: dict[str, _CompleteCluster] = {}
         #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
         self._searched = _Recent[Searched]()
@@ -85,12 +123,18 @@ class PodEngine:
         self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener = unheard
     ) -> Decision:
         """Decide one cycle: equal to `bigfleet.engine.shapes.decide` on the same machines, rows and options."""
-        previous, unwanted = self._previous, self._unwanted
+        last, previous, unwanted = self._last, self._previous, self._unwanted
         # A failure from here on must leave nothing that a later decision could use.
-        self._previous, self._unwanted = {}, {}
+        self._last, self._previous, self._unwanted = None, {}, {}
+        is_same_view = self._machines is not None and self._machines.shows(view)
         touched = self._follow(view, options)
         machines, asked = self._machines, self._arranged(demand, options)
         assert machines is not None, "following made the machines"
+        if is_same_view and last is not None and last.answers(asked.needs, options):
+            self._last, self._previous, self._unwanted = last, previous, unwanted
+            for phase in Phase:
+                on_phase(phase)
+            return self._answer(view, demand, options, last)
         is_same_fleet = self._look(machines, options)
         if touched is None or not is_same_fleet:
             previous, unwanted = {}, {}
@@ -129,13 +173,19 @@ class PodEngine:
         add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
         excess = {name: one.excess for name, one in previous.items()}
         answer = conclude(fleet, {**excess, **unwanted}, on_phase)
-        rows = self._rows(asked, previous, answer)
+        last = _Last(asked.needs, options, answer.actions, answer.claimed, self._rows(asked, previous, answer))
         if self._is_incremental:
             self._store(fleet, asked, answer, previous)
+            self._last = last
         self._options = options
+        return self._answer(view, demand, options, last)
+
+    def _answer(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, last: "_Last") -> Decision:
+        """Return a decision; only its releases depend on the time."""
+        assert self._machines is not None, "following made the machines"
         return Decision(
-            actions=tuple(answer.actions),
-            rows=rows,
+            actions=(*last.actions, *releases(self._machines, last.claimed)),
+            rows=last.rows,
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )
 
@@ -158,7 +208,7 @@ class PodEngine:
         if asked is None or asked.demand is not demand or asked.ages != options.parking_ages:
             needs = stamp_parked(list(demand), options.parking_ages)
             names = Dimensions(amounts for need in needs for amounts in vectors_of(need)).names
-            asked = self._asked = _Asked(demand, dict(options.parking_ages), needs_by_cluster(needs), names)
+            asked = self._asked = _Asked(demand, needs, dict(options.parking_ages), needs_by_cluster(needs), names)
         return asked
 
     def _look(self, machines: ColumnMachines, options: Options) -> bool:
@@ -205,11 +255,11 @@ class PodEngine:
                 continue
             if row.impossible:
                 return False
-            found, _most = rooms.known(cluster.id, machines.matching(row.need.profile))
+            matching = machines.matching(row.need.profile)
             requests = [group.request for group in row.groups]
-            if row.divisible is not None and found:
+            if row.divisible is not None and rooms.known(cluster.id, matching)[0]:
                 requests.append(row.unit)
-            if not all(any(all(room[d] >= milli for d, milli in each) for room in found) for each in requests):
+            if not all(rooms.can_host(cluster.id, matching, request) for request in requests):
                 return False
             row.known = machines.known_shapes
         return True

@@ -4,10 +4,11 @@ A machine is excess when no row claims any of it and its target composition does
 nothing: a cluster that has not reported since the process started keeps everything.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.machines import Machines
 from bigfleet.model.ids import ClusterId, MachineId
 
 
@@ -31,8 +32,8 @@ def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) ->
                 )
 
 
-def releases(fleet: DecisionState, claimed: frozenset[str]) -> Iterator[Action]:
+def releases(machines: Machines, claimed: Set[str]) -> Iterator[Action]:
     """Yield a Delete for each Idle machine that was not acquired and whose hold is over, by id."""
-    for machine in fleet.machines.releasable():
+    for machine in machines.releasable():
         if machine.id not in claimed:
             yield Action(kind=ActionKind.DELETE, machine_id=machine.id, cluster=ClusterId(""), reason="phase3.release")

@@ -182,7 +182,10 @@ class RowState:
     @property
     def has_left(self) -> bool:
         """Return whether some of the row's demand has no place."""
-        return bool(self.divisible) or any(group.left for group in self.groups)
+        for group in self.groups:
+            if group.left:
+                return True
+        return bool(self.divisible)
 
     @property
     def may_acquire(self) -> bool:

@@ -192,7 +192,7 @@ class RowResult:
     #: Whether `need` is a folded gang row.
     folded: bool = False
     #: Machines that the row holds after Phase 1, in claim order.
-    claimed: tuple[MachineId, ...] = ()
+    claimed: Sequence[MachineId] = ()
     bootstraps: tuple[MachineId, ...] = ()
     provisions: tuple[MachineId, ...] = ()
     #: Supply of the machines held, milli-units.
@@ -211,7 +211,7 @@ class RowResult:
     victims: tuple[MachineId, ...] = ()
     freed: Vector = field(default_factory=lambda: vector.ZERO)
     #: Claims of a row with shapes, by machine in hosting order.
-    placements: tuple[Placement, ...] = ()
+    placements: Sequence[Placement] = ()
     #: Claims of a row without shapes, by machine in hosting order: (machine, milli-units).
     shares: tuple[tuple[MachineId, Vector], ...] = ()
     #: (shape, pods) without a place after Phase 1, those that are impossible apart.

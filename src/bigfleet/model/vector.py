@@ -4,7 +4,7 @@ A vector maps names to positive integers; a dimension that is zero is absent, so
 (docs/spec/model.md §5). Vectors are treated as immutable: no function here changes its arguments.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -84,6 +84,15 @@ def add(left: Vector, right: Vector) -> Vector:
 def scale(unit: Vector, count: int) -> Vector:
     """Return `count` times the vector; count is positive."""
     return {name: milli * count for name, milli in unit.items()}
+
+
+def sum_of(parts: Iterable[tuple[Vector, int]]) -> Vector:
+    """Return the sum of vectors, each so many times."""
+    total: dict[str, int] = {}
+    for unit, count in parts:
+        for name, milli in unit.items():
+            total[name] = total.get(name, 0) + milli * count
+    return total
 
 
 def maximum(left: Vector, right: Vector) -> Vector:

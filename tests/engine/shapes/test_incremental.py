@@ -149,3 +149,16 @@ def test_a_cluster_that_nothing_touched_is_not_decided_on_again() -> None:
                 complete += 1
                 assert again.rows[place] is row
     assert complete
+
+
+def test_while_nothing_but_the_time_changes_only_releases_do() -> None:
+    later = 0
+    for life in lives(500, 20):
+        for one in [each for each in life.machines.values() if each.state is MachineState.IDLE]:
+            life.put(one)
+        first = life.decide()
+        life.options = replace(life.options, now_seconds=life.options.now_seconds + 10_000.0)
+        again = life.decide()
+        later += len(again.actions) - len(first.actions)
+        assert again.rows is first.rows
+    assert later

@@ -286,7 +286,7 @@ def _all_set_aside(patch: pytest.MonkeyPatch) -> None:
 @defect("one impossible pod has its whole row evicted", "S20", clusters=(_POISONED, _C1))
 def _evicted(patch: pytest.MonkeyPatch) -> None:
     _all_set_aside(patch)
-    patch.setattr("bigfleet.engine.shapes.decide.stamp_of", lambda _machine: ("", "", ""))
+    patch.setattr("bigfleet.engine.shapes.decide._forms", lambda _need: ())
 
 
 @defect("one impossible pod keeps its whole row waiting", "L8", clusters=(_POISONED,), change_seconds_mean=1e6)

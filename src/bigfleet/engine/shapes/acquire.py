@@ -36,13 +36,16 @@ def acquire(fleet: DecisionState) -> None:
     for row in fleet.rows:
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
-    for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+    # Nothing is acquired for the others.
+    clusters = [c for c in fleet.clusters.values() if not c.is_credited or c.id in fleet.options.targets]
+    clusters.sort(key=lambda c: c.id)
+    for cluster in clusters:
         repack(cluster, fleet)
         _search_offers(cluster, fleet)
         if cluster.id not in fleet.options.targets:
             _drop_unnecessary(cluster, fleet)
             _settle(cluster, fleet, prices.get(cluster.id))
-    for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+    for cluster in clusters:
         _complete_target(cluster, fleet)
         repack(cluster, fleet)
         _replace_displaced(cluster, fleet, prices.get(cluster.id))

@@ -121,7 +121,7 @@ class PodPrices:
         """Compute nothing yet; where an offer is free of charge, the dearest price stands for its own."""
         self.offers = offers
         self._totals, self._pods = totals, pods
-        self._dearest = max((offer.example.price_usd_per_hour for offer in offers), default=0.0) or 1.0
+        self.dearest = max((offer.example.price_usd_per_hour for offer in offers), default=0.0) or 1.0
         self._known: dict[tuple[Request, frozenset[int], bool], float] = {}
 
     def of_group(self, group: PodGroup) -> float:
@@ -149,7 +149,7 @@ class PodPrices:
         return min((price for price in prices if math.isfinite(price)), default=1.0)
 
     def _price(self, offer: OfferState) -> float:
-        return offer.example.price_usd_per_hour or self._dearest
+        return offer.example.price_usd_per_hour or self.dearest
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 Machines become objects when a phase looks at them. Everything that is stored only saves work.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final, overload
 
 import numpy as np
@@ -11,15 +11,15 @@ import numpy.typing as npt
 
 from bigfleet.engine.columns.objects import example_of, machine_at, resources_of
 from bigfleet.engine.columns.sold_out import sold_out_rows
-from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
+from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot, Vocabulary
 from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
 from bigfleet.engine.reference.reclaim import RELEASABLE
 from bigfleet.engine.shapes.machines import HELD, OrphanKey, is_usable
 from bigfleet.engine.shapes.state import OfferState
-from bigfleet.engine.snapshot import keep_priority_key
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -60,14 +60,26 @@ class ColumnMachines:
         self._shapes = Shapes(())
         self.known_shapes: frozenset[int] = frozenset()
         self._matching: dict[str, frozenset[int]] = {}
-        self._held: dict[str, set[int]] = {}
-        self._owner: dict[int, str] = {}
+        #: For each row, the number of the cluster whose pods the machine hosts; 0 for none.
+        self._owners = np.zeros(len(view.ids), np.int32)
+        self._owner_numbers: dict[str, int] = {}
+        #: By number of the cluster, rows ascending.
+        self._held: dict[int, Rows] = {}
         self._groups: list[tuple[int, Rows]] | None = None
-        self._hidden = _NO_ROWS
-        self._own_all()
+        self._hidden = self._unjoined = _NO_ROWS
+        self._owners[:] = self._owners_of(np.arange(len(view.ids)))
+        self._hold(self._owner_numbers.values())
         self._look()
 
     # ---- following -----------------------------------------------------------------------------------------------
+
+    def shows(self, view: ColumnSnapshot) -> bool:
+        """Return whether these are known to be the machines of the view."""
+        old = self._view
+        if view.vocabulary is not old.vocabulary or view.layout != old.layout:
+            return False
+        changed = view.changed_since(old.generation)
+        return changed is not None and not len(changed)
 
     def follow(self, view: ColumnSnapshot, options: Options) -> set[str] | None:
         """Become the machines of a later view; return the clusters of which any machine changed.
@@ -80,51 +92,49 @@ class ColumnMachines:
         changed = view.changed_since(old.generation)
         if changed is None:
             return None
-        touched: set[str] = set()
         is_free = np.isin(old.columns.state[changed], _FREE) | np.isin(view.columns.state[changed], _FREE)
         if is_free.any():
             self._groups = None
         self._view = view
         for row in changed.tolist():
             self._made.pop(row, None)
-            owner = self._owner.pop(row, None)
-            if owner is not None:
-                touched.add(owner)
-                self._held[owner].discard(row)
-            if view.columns.state[row] in HELD:
-                touched.add(self._own(row))
+        before = self._owners[changed]
+        self._owners[changed] = self._owners_of(changed)
+        owners = set(np.concatenate((before, self._owners[changed])).tolist())
+        self._hold(owners)
         for machine_id in (options.unjoined ^ self._options.unjoined) | _refilled(options, self._options):
             row = view.rows.get(MachineId(machine_id))
-            if row is not None and row in self._owner:
-                touched.add(self._owner[row])
+            if row is not None:
+                owners.add(int(self._owners[row]))
+        names = ["", *self._owner_numbers]
+        touched = {names[owner] for owner in owners if owner}
         self._options = options
         self._look()
         return touched
 
-    def _own_all(self) -> None:
-        """Note whose pods every machine hosts."""
+    def _owners_of(self, rows: Rows) -> npt.NDArray[np.int32]:
+        """Return the numbers of the clusters whose pods some machines host."""
         columns, vocabulary = self._view.columns, self._view.vocabulary
-        creating = np.flatnonzero(columns.state == MachineState.CREATING)
-        bound = np.flatnonzero(np.isin(columns.state, [int(s) for s in HELD if s is not MachineState.CREATING]))
-        for row in creating.tolist():
-            self._own(row)
-        order = np.argsort(columns.cluster[bound], kind="stable")
-        numbers, starts = np.unique(columns.cluster[bound][order], return_index=True)
-        for number, rows in zip(numbers.tolist(), np.split(bound[order], starts[1:]), strict=bool(len(numbers))):
-            owner, found = str(vocabulary.clusters[number]), rows.tolist()
-            self._owner.update(dict.fromkeys(found, owner))
-            self._held.setdefault(owner, set()).update(found)
+        state, owners = columns.state[rows], np.zeros(len(rows), np.int32)
+        creating = np.flatnonzero(state == MachineState.CREATING)
+        bound = np.flatnonzero(np.isin(state, [int(s) for s in HELD if s is not MachineState.CREATING]))
+        clusters, number = np.unique(columns.cluster[rows[bound]], return_inverse=True)
+        owners[bound] = self._numbers_of(vocabulary.clusters[c] for c in clusters.tolist())[number]
+        stamps, number = np.unique(columns.stamp[rows[creating]], return_inverse=True)
+        owners[creating] = self._numbers_of(vocabulary.stamps[s].intended_cluster for s in stamps.tolist())[number]
+        return owners
 
-    def _own(self, row: int) -> str:
-        """Note whose pods the machine hosts, and return it."""
-        columns, vocabulary = self._view.columns, self._view.vocabulary
-        if columns.state[row] == MachineState.CREATING:
-            owner = str(vocabulary.stamps[columns.stamp[row]].intended_cluster)
-        else:
-            owner = str(vocabulary.clusters[columns.cluster[row]])
-        self._owner[row] = owner
-        self._held.setdefault(owner, set()).add(row)
-        return owner
+    def _numbers_of(self, names: Iterable[str]) -> npt.NDArray[np.int32]:
+        known = self._owner_numbers
+        return np.array([known.setdefault(name, len(known) + 1) for name in names], np.int32)
+
+    def _hold(self, owners: Iterable[int]) -> None:
+        """Note again which machines host pods of some clusters."""
+        wanted = np.array([owner for owner in owners if owner], np.int32)
+        held = np.flatnonzero(np.isin(self._owners, wanted))
+        order = np.argsort(self._owners[held], kind="stable")
+        first = np.searchsorted(self._owners[held[order]], np.sort(wanted))
+        self._held.update(zip(np.sort(wanted).tolist(), np.split(held[order], first[1:]), strict=bool(len(wanted))))
 
     def _look(self) -> None:
         """Bring up to date what every decision asks."""
@@ -135,7 +145,7 @@ class ColumnMachines:
             self._resources = resources_of(vocabulary)
             self._examples = [example_of(vocabulary, number) for number in range(len(vocabulary.shapes))]
             self._shapes = Shapes(self._examples)
-        unjoined = self._rows_of(options.unjoined)
+        unjoined = self._unjoined = self._rows_of(options.unjoined)
         is_known = (columns.state != REMOVED) & (columns.state != MachineState.FAILED)
         is_known[unjoined] = False
         counts = np.bincount(columns.shape[is_known], minlength=len(vocabulary.shapes))
@@ -153,6 +163,25 @@ class ColumnMachines:
         return np.array(sorted(row for row in found if row is not None), np.int64)
 
     # ---- machines ------------------------------------------------------------------------------------------------
+
+    @property
+    def ids(self) -> Sequence[MachineId]:
+        """The machine of each row of the view."""
+        return self._view.ids
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of the view."""
+        return self._view.columns
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What the columns refer to."""
+        return self._view.vocabulary
+
+    def row_of(self, machine_id: str) -> int | None:
+        """Return the row of a machine, None for one that is not known."""
+        return self._view.rows.get(MachineId(machine_id))
 
     def at(self, row: int) -> Machine:
         """Return the machine of a row of the view."""
@@ -202,16 +231,19 @@ class ColumnMachines:
         groups = [(int(columns.shape[found[0]]), found) for found in np.split(rows[order], starts[1:])]
         return sorted(groups, key=lambda group: int(group[1][0]))
 
+    def held_rows(self, cluster: str) -> Rows:
+        """Return the rows of `held_by`."""
+        rows = self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS) if cluster else _NO_ROWS
+        return rows[~np.isin(rows, self._unjoined)] if len(self._unjoined) else rows
+
     def held_by(self, cluster: str) -> Sequence[Machine]:
         """Return the usable machines that host pods of the cluster, or will, ids ascending."""
-        machines = [self.at(row) for row in sorted(self._held.get(cluster, ()))] if cluster else []
-        unjoined = self._options.unjoined
-        return [machine for machine in machines if machine.id not in unjoined] if unjoined else machines
+        return [self.at(row) for row in self.held_rows(cluster).tolist()]
 
     def orphans(self) -> dict[OrphanKey, list[Machine]]:
         """Return new lists of the usable machines in creation whose cluster is not known, each by id."""
         found: dict[OrphanKey, list[Machine]] = {}
-        for row in sorted(self._held.get("", ())):
+        for row in self._held.get(self._owner_numbers.get("", 0), _NO_ROWS).tolist():
             machine = self.at(row)
             if machine.id not in self._options.unjoined:
                 key = (machine.assigned_need_fingerprint, machine.assigned_group)
@@ -227,9 +259,42 @@ class ColumnMachines:
 
     def configured_in(self, cluster: str) -> Sequence[Machine]:
         """Return the cluster's Configured machines, joined or not, in keep-priority order."""
-        state = self._view.columns.state
-        rows = [row for row in self._held.get(cluster, ()) if state[row] == MachineState.CONFIGURED]
-        return sorted((self.at(row) for row in rows), key=keep_priority_key)
+        return [self.at(row) for row in self._in_keep_order(self._configured_rows(cluster)).tolist()]
+
+    def excess_in(self, cluster: str, claimed: Set[str], short: Set[RowKey]) -> Sequence[MachineId]:
+        """Return the cluster's Configured machines that nothing keeps, in keep-priority order."""
+        ids, unjoined = self._view.ids, self._options.unjoined
+        rows = self._configured_rows(cluster).tolist()
+        found = [
+            row
+            for row in rows
+            if ids[row] not in claimed and (not short or ids[row] in unjoined or self._stamp_of(row) not in short)
+        ]
+        return [ids[row] for row in self._in_keep_order(np.array(found, np.int64)).tolist()]
+
+    def unclaimed_in(self, cluster: str, claimed: Rows) -> Sequence[MachineId]:
+        """Return the cluster's Configured machines less some rows, in keep-priority order."""
+        rows = np.setdiff1d(self._configured_rows(cluster), claimed, assume_unique=True)
+        return [self._view.ids[row] for row in self._in_keep_order(rows).tolist()]
+
+    def _stamp_of(self, row: int) -> RowKey:
+        columns, vocabulary = self._view.columns, self._view.vocabulary
+        stamp = vocabulary.stamps[columns.stamp[row]]
+        return (vocabulary.clusters[columns.cluster[row]], stamp.fingerprint, stamp.group)
+
+    def _configured_rows(self, cluster: str) -> Rows:
+        rows = self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS)
+        is_configured: npt.NDArray[np.bool_] = self._view.columns.state[rows] == MachineState.CONFIGURED
+        return rows[is_configured]
+
+    def _in_keep_order(self, rows: Rows) -> Rows:
+        """Return rows in the order of `keep_priority_key`."""
+        columns, vocabulary = self._view.columns, self._view.vocabulary
+        offers, stamps = columns.offer[rows].tolist(), columns.stamp[rows].tolist()
+        price = np.array([vocabulary.offers[offer].price_usd_per_hour for offer in offers], np.float64)
+        dollars = np.array([vocabulary.stamps[stamp].reclamation_dollars for stamp in stamps], np.float64)
+        order: Rows = np.lexsort((rows, -dollars, price))
+        return rows[order]
 
     def clusters_with_machines(self) -> Sequence[str]:
         """Return the clusters that have Configured machines, ids ascending."""

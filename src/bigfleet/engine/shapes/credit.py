@@ -3,7 +3,8 @@
 Rows are taken by precedence, so a higher row never lacks room that a lower row has. Acquiring is `acquire`'s business.
 """
 
-from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.column_credit import credit_on_columns
+from bigfleet.engine.shapes.fleet import DecisionState, add_hosts
 from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_row
@@ -13,10 +14,15 @@ from bigfleet.engine.shapes.state import HostState, RowState
 
 def credit(fleet: DecisionState) -> None:
     """Credit all rows, as planned where there is a plan, then pack each cluster again where something has no place."""
+    if fleet.columns is not None:
+        for cluster in credit_on_columns(fleet, fleet.columns):
+            add_hosts(fleet, cluster)
     for cluster in fleet.clusters.values():
         read_plan(cluster, fleet)
         place_as_planned(cluster)
     for row in fleet.rows:
+        if row.cluster.claims is not None:
+            continue
         if row.same_key is not None:
             _credit_gang(row, fleet)
             continue
@@ -29,9 +35,13 @@ def credit(fleet: DecisionState) -> None:
         if row.has_left and not waits:
             _credit_orphans(row, fleet)
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+        cluster.is_credited = not any(row.has_left for row in cluster.rows)
+        if cluster.is_credited:
+            continue
+        cluster.leave_columns()
         if not any(pending(row) for row in cluster.rows):
             repack(cluster, fleet)
-        cluster.is_credited = not any(row.has_left for row in cluster.rows)
+            cluster.is_credited = not any(row.has_left for row in cluster.rows)
 
 
 def _credit_gang(row: RowState, fleet: DecisionState) -> None:

@@ -4,8 +4,8 @@ Equal arguments give equal decisions in any process. It must never read a clock,
 remember anything between two calls.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -30,16 +30,14 @@ from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit
 from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
-from bigfleet.engine.shapes.reclaim import reclaims, releases, stamp_of
+from bigfleet.engine.shapes.reclaim import reclaims, releases
 from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, RowState
 from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import Machine
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
-from bigfleet.model.vector import Vector
 
 
 def says_pods(demand: Sequence[Need]) -> bool:
@@ -57,7 +55,7 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
     fleet = build(SnapshotMachines(snapshot, options), stamp_parked(list(demand), options.parking_ages), options)
     answer = conclude(fleet)
     decision = Decision(
-        actions=tuple(answer.actions),
+        actions=(*answer.actions, *releases(fleet.machines, answer.claimed)),
         rows=with_members_of(demand, [answer.results[at] for at in range(len(demand))], options.parking_ages),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
@@ -68,61 +66,64 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
 class Conclusion:
     """What the phases came to."""
 
+    #: All but the releases.
     actions: list[Action]
+    #: Machines of which something is claimed or that a target keeps, Idle ones among them.
+    claimed: Set[str]
     #: By the place of the row in the demand.
     results: dict[int, RowResult]
     #: Configured machines that no row and no target keeps, in keep-priority order, by cluster; of the clusters that
     #: were decided on.
-    excess: dict[str, Sequence[Machine]]
+    excess: dict[str, Sequence[MachineId]]
 
 
 def conclude(
     fleet: DecisionState,
-    excess: Mapping[str, Sequence[Machine]] = MappingProxyType({}),
+    excess: Mapping[str, Sequence[MachineId]] = MappingProxyType({}),
     on_phase: PhaseListener = unheard,
 ) -> Conclusion:
     """Run the phases; `excess` has the excess machines of clusters that are not decided on again."""
     on_phase(Phase.FOLD)
     credit(fleet)
     acquire(fleet)
-    outcomes = [outcome for cluster in fleet.clusters.values() for outcome in _outcomes(cluster)]
+    complete = {c.id: c.claims for c in fleet.clusters.values() if c.claims is not None and _is_served(c)}
+    others = [cluster for cluster in fleet.clusters.values() if cluster.id not in complete]
+    outcomes = [outcome for cluster in others for outcome in _outcomes(cluster)]
     claimed = frozenset(
-        host.machine.id
-        for cluster in fleet.clusters.values()
-        for host in cluster.hosts
-        if host.is_claimed or host.is_target
+        host.machine.id for cluster in others for host in cluster.hosts if host.is_claimed or host.is_target
     )
     bound = _bound_for(fleet)
     on_phase(Phase.ASSIGN)
     preempt(fleet)
     on_phase(Phase.PREEMPT)
-    found = {**excess, **_excess(fleet, claimed, excess)}
+    found = {**excess, **{name: claims.unclaimed() for name, claims in complete.items()}}
+    found.update(_excess(fleet, claimed, found))
     actions = [
         *(action for row in fleet.rows for action in _bindings(row, bound[row.position])),
         *(action for row in fleet.rows for action in _preemptions(row, fleet)),
         *reclaims(fleet, found),
-        *releases(fleet, claimed),
     ]
     results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
+    for claims in complete.values():
+        results.update(claims.results())
     on_phase(Phase.RECLAIM)
-    return Conclusion(actions, results, found)
+    return Conclusion(actions, claimed, results, found)
+
+
+def _is_served(cluster: ClusterState) -> bool:
+    return cluster.is_credited and not any(row.impossible for row in cluster.rows)
 
 
 def _excess(
-    fleet: DecisionState, claimed: frozenset[str], known: Mapping[str, Sequence[Machine]]
-) -> dict[str, tuple[Machine, ...]]:
-    """Return the Configured machines that nothing keeps, of the clusters that are not known.
-
-    The stamp of a short row keeps a machine, unless it has not joined.
-    """
-    short = {need.key for row in fleet.rows if row.is_short for need in _forms(row.need)}
-    unjoined = fleet.options.unjoined
+    fleet: DecisionState, claimed: frozenset[str], known: Mapping[str, Sequence[MachineId]]
+) -> dict[str, Sequence[MachineId]]:
+    """Return the Configured machines that nothing keeps, of the clusters that are not known."""
+    short: defaultdict[str, set[RowKey]] = defaultdict(set)
+    for row in fleet.rows:
+        if row.is_short:
+            short[row.cluster.id].update(need.key for need in _forms(row.need))
     return {
-        cluster: tuple(
-            machine
-            for machine in fleet.machines.configured_in(cluster)
-            if machine.id not in claimed and (machine.id in unjoined or stamp_of(machine) not in short)
-        )
+        cluster: fleet.machines.excess_in(cluster, claimed, short[cluster])
         for cluster in fleet.machines.clusters_with_machines()
         if cluster not in known
     }
@@ -187,6 +188,8 @@ def _in_state(hosts: Sequence[HostState], state: MachineState) -> list[MachineId
 
 def _bindings(row: RowState, hosts: Sequence[HostState]) -> list[Action]:
     """Return the row's Bootstraps, then its Provisions, each by id."""
+    if not hosts:
+        return []
     need = row.need
     kinds = {MachineState.IDLE: ActionKind.BOOTSTRAP, MachineState.SPECULATIVE: ActionKind.PROVISION}
     return [
@@ -228,14 +231,16 @@ def _result(outcome: _Outcome, fleet: DecisionState, bound: Sequence[HostState])
     counts: Counter[int] = Counter()
     for _, index, count in outcome.claims:
         counts[index] += count
-    held = _sum([(shapes[index].resources, count) for index, count in counts.items()])
+    held = vector.sum_of([(shapes[index].resources, count) for index, count in counts.items()])
     for _, amounts in outcome.shares:
         held = vector.add(held, {names[d]: milli for d, milli in amounts if names[d] != PODS})
-    impossible = [(shapes[i.group.index].resources, i.group.count) for i in row.impossible if i.group is not None]
-    left = _sum([(shapes[index].resources, count) for index, count in outcome.left])
-    deficit = vector.add(vector.add(left, _sum(impossible)), {names[d]: milli for d, milli in outcome.divisible})
-    unresolved = vector.add(_sum([(shapes[g.index].resources, g.left) for g in row.groups if g.left]), _sum(impossible))
-    unresolved = vector.add(unresolved, {names[d]: milli for d, milli in (row.divisible or {}).items()})
+    set_aside = vector.sum_of(
+        [(shapes[i.group.index].resources, i.group.count) for i in row.impossible if i.group is not None]
+    )
+    left = vector.sum_of([(shapes[index].resources, count) for index, count in outcome.left])
+    deficit = vector.add(vector.add(left, set_aside), {names[d]: milli for d, milli in outcome.divisible})
+    unresolved = vector.sum_of([(shapes[g.index].resources, g.left) for g in row.groups if g.left])
+    unresolved = vector.add(vector.add(unresolved, set_aside), {names[d]: m for d, m in (row.divisible or {}).items()})
     machines = dict.fromkeys(host.machine.id for host, _, _ in outcome.claims)
     machines.update(dict.fromkeys(host.machine.id for host, _ in outcome.shares))
     return RowResult(
@@ -251,7 +256,7 @@ def _result(outcome: _Outcome, fleet: DecisionState, bound: Sequence[HostState])
         satisfiable=row.is_satisfiable,
         unresolved=unresolved,
         victims=tuple(machine.id for machine in row.victims),
-        freed=_sum([(machine.supply, 1) for machine in row.victims]),
+        freed=vector.sum_of([(machine.supply, 1) for machine in row.victims]),
         placements=tuple(Placement(h.machine.id, index, count) for h, index, count in outcome.claims),
         shares=tuple((h.machine.id, {names[d]: milli for d, milli in amounts}) for h, amounts in outcome.shares),
         unplaced=outcome.left,
@@ -260,10 +265,3 @@ def _result(outcome: _Outcome, fleet: DecisionState, bound: Sequence[HostState])
             for i in row.impossible
         ),
     )
-
-
-def _sum(parts: Sequence[tuple[Vector, int]]) -> Vector:
-    total: Vector = vector.ZERO
-    for amounts, count in parts:
-        total = vector.add(total, vector.scale(amounts, count))
-    return total

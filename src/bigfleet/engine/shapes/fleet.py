@@ -7,10 +7,11 @@ here claims or acquires.
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices
+from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
@@ -23,9 +24,11 @@ from bigfleet.engine.shapes.state import (
     Impossible,
     OfferState,
     PodGroup,
+    Request,
     Room,
     RowState,
     Searched,
+    Verdict,
     dominant_share,
     largest,
 )
@@ -35,6 +38,9 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
+
+#: Answers about requests of pods that are stored, of each kind.
+CACHED_MAX: Final = 200_000
 
 
 class HostOrder(NamedTuple):
@@ -68,9 +74,13 @@ class Rooms:
         self._machines, self._overheads, self._dimensions = machines, options.overheads, dimensions
         self._totals: dict[tuple[str, int], Room] = {}
         self._largest: dict[tuple[str, frozenset[int]], tuple[list[tuple[int, ...]], list[int]]] = {}
+        self._pods: dict[tuple[tuple[str, int], ...], tuple[Request, float]] = {}
+        self._can_host: dict[tuple[str, frozenset[int], Request], bool] = {}
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
+        if cluster not in self._overheads:
+            cluster = ""
         known = self._totals.get((cluster, shape))
         if known is None:
             example, overhead = self._machines.example(shape), vector.ZERO
@@ -89,12 +99,37 @@ class Rooms:
             found = self._largest[key] = (list(rooms), largest(map(list, rooms), len(self._dimensions.names)))
         return found
 
+    def pod(self, resources: Vector) -> tuple[Request, float]:
+        """Return what a pod of these resources requests, and its size."""
+        key = tuple(resources.items())
+        found = self._pods.get(key)
+        if found is None:
+            if len(self._pods) >= CACHED_MAX:
+                self._pods.clear()
+            _rooms, most = self.known("", self._machines.known_shapes)
+            request = self._dimensions.request({**resources, PODS: resources.get(PODS, 0) + ONE_POD})
+            found = self._pods[key] = (request, dominant_share(request, most, self._dimensions.pods))
+        return found
+
+    def can_host(self, cluster: str, matching: frozenset[int], request: Request) -> bool:
+        """Return whether a known machine of some shapes has room for the request when it is empty."""
+        key = (cluster if cluster in self._overheads else "", matching, request)
+        found = self._can_host.get(key)
+        if found is None:
+            if len(self._can_host) >= CACHED_MAX:
+                self._can_host.clear()
+            rooms, _most = self.known(cluster, matching)
+            found = self._can_host[key] = any(all(room[d] >= milli for d, milli in request) for room in rooms)
+        return found
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DecisionState:
     """Everything that the phases of one decision share."""
 
     machines: Machines
+    #: The machines, if they are in columns: then hosts are made in credit, where they are needed.
+    columns: ColumnMachines | None = None
     options: Options
     dimensions: Dimensions
     rooms: Rooms
@@ -114,6 +149,10 @@ class DecisionState:
     notes: dict[str, ChoiceNote] = field(default_factory=dict)
     #: What searches of small clusters found; it only saves work.
     searched: dict[Hashable, Searched] = field(default_factory=dict)
+    #: What domains offer gangs; it only saves work.
+    verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    #: Numbers of offers; decisions that share verdicts share it.
+    offer_numbers: dict[Hashable, int] = field(default_factory=dict)
     #: Configured machines by cluster; made when a row looks for victims.
     serving: dict[str, ClusterUnits] | None = None
     _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
@@ -123,8 +162,25 @@ class DecisionState:
     _by_class: dict[ClassKey, list[OfferState]] | None = None
     #: By the shapes that a row may use, and whether it is pinned.
     _usable: dict[tuple[frozenset[int], bool], list[OfferState]] = field(default_factory=dict)
+    _usable_in_domains: dict[tuple[frozenset[int], bool, str], dict[str, list[OfferState]]] = field(
+        default_factory=dict
+    )
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for offer in self.offers:
+            machine = offer.example
+            # The first machine decides between offers that are equal otherwise.
+            kind = (
+                offer.shape,
+                machine.state,
+                machine.capacity_type,
+                machine.price_usd_per_hour,
+                machine.interruption_probability,
+                machine.id,
+            )
+            offer.number = self.offer_numbers.setdefault(kind, len(self.offer_numbers))
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
@@ -167,6 +223,18 @@ class DecisionState:
         found = self._usable.get(key)
         if found is None:
             found = self._usable[key] = [o for o in self.offers if row.may_use(o.example, o.shape)]
+        return found
+
+    def usable_in_domains(self, row: RowState, key: str) -> Mapping[str, Sequence[OfferState]]:
+        """Return the offers that the row may use by their value of the key; those without one are left out."""
+        question = (row.matching, row.is_pinned, key)
+        found = self._usable_in_domains.get(question)
+        if found is None:
+            found = self._usable_in_domains[question] = {}
+            for offer in self.usable(row):
+                value = offer.example.attribute(key)
+                if value is not None:
+                    found.setdefault(value, []).append(offer)
         return found
 
     def pod_prices(self, row: RowState) -> PodPrices:
@@ -225,6 +293,8 @@ def build(machines: Machines, demand: Sequence[Need], options: Options) -> Decis
         orphans=machines.orphans(),
     )
     add_clusters(fleet, needs_by_cluster(demand))
+    for cluster in fleet.clusters.values():
+        add_hosts(fleet, cluster)
     return fleet
 
 
@@ -250,16 +320,14 @@ def vectors_of(need: Need) -> list[Vector]:
 
 
 def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
-    """Make clusters with their rows and hosts; what no known machine can host is set aside."""
-    _rooms, most = fleet.rooms.known("", fleet.machines.known_shapes)
+    """Make clusters with their rows; what no known machine can host is set aside."""
     for cluster_id, rows in needs.items():
         is_waiting = cluster_id in fleet.options.awaiting_plan
         cluster = fleet.clusters[cluster_id] = ClusterState(id=cluster_id, awaits_plan=is_waiting)
         for position, need in rows:
-            cluster.rows.append(_row(fleet, cluster, position, need, most))
+            cluster.rows.append(_row(fleet, cluster, position, need))
         cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
         fleet.rows.extend(cluster.rows)
-        _add_hosts(fleet, cluster)
     # List order first, because sorting by precedence keeps the order of equals.
     fleet.rows.sort(key=lambda row: row.position)
     fleet.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
@@ -267,10 +335,10 @@ def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, N
         row.rank = rank
 
 
-def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need, most: Sequence[int]) -> RowState:
+def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need) -> RowState:
     row = RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
     if has_pods(need):
-        row.groups = _groups(fleet, row, most)
+        row.groups = _groups(fleet, row)
         _set_aside(fleet, row)
     else:
         row.divisible = dict(fleet.dimensions.request(need.aggregate))
@@ -279,10 +347,10 @@ def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need,
     return row
 
 
-def _groups(fleet: DecisionState, row: RowState, most: Sequence[int]) -> list[PodGroup]:
+def _groups(fleet: DecisionState, row: RowState) -> list[PodGroup]:
     groups = []
     for index, shape in enumerate((*row.need.shapes, *row.need.waiting)):
-        request = fleet.dimensions.request({**shape.resources, PODS: shape.resources.get(PODS, 0) + ONE_POD})
+        request, size = fleet.rooms.pod(shape.resources)
         group = PodGroup(
             row=row,
             index=index,
@@ -290,10 +358,16 @@ def _groups(fleet: DecisionState, row: RowState, most: Sequence[int]) -> list[Po
             count=shape.count,
             limit=shape.max_per_machine,
             is_waiting=index >= len(row.need.shapes),
-            size=dominant_share(request, most, fleet.dimensions.pods),
+            size=size,
         )
         groups.append(group)
-    return sorted(groups, key=lambda g: (-g.size, g.index))
+    # Those of equal size stay in the order of their index.
+    groups.sort(key=_size, reverse=True)
+    return groups
+
+
+def _size(group: PodGroup) -> float:
+    return group.size
 
 
 def _set_aside(fleet: DecisionState, row: RowState) -> None:
@@ -301,7 +375,7 @@ def _set_aside(fleet: DecisionState, row: RowState) -> None:
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
     hostable = []
     for group in row.groups:
-        if any(all(room[d] >= milli for d, milli in group.request) for room in rooms):
+        if fleet.rooms.can_host(row.cluster.id, row.matching, group.request):
             hostable.append(group)
             continue
         lacking = [(d, milli) for d, milli in group.request if most[d] < milli]
@@ -325,8 +399,9 @@ def _check_unit(fleet: DecisionState, row: RowState) -> None:
 # ---- hosts -------------------------------------------------------------------------------------------------------
 
 
-def _add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
-    cluster.hosts = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
+def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
+    """Make the cluster's hosts."""
+    cluster.hosts[:] = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
     sort_hosts(cluster, fleet.options.fullness)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:

@@ -4,15 +4,15 @@ A domain is judged by how many of the gang's pods fit: on what the cluster holds
 what could be acquired. A gang never takes a machine outside its domain.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
 from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import capacity, clear_row, may_host, place_first_fit, with_room
-from bigfleet.engine.shapes.state import ClusterState, HostIndex, HostState, OfferState, RowState
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
+from bigfleet.engine.shapes.state import ClusterState, HostIndex, HostState, OfferState, RowState, Verdict
 
 
 class DomainRank(NamedTuple):
@@ -50,12 +50,11 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
         row.is_satisfiable = not row.impossible
         place_first_fit(row, _own(row, index))
         return
-    domains = sorted(_domains(row, fleet, index), key=lambda domain: domain.rank)
-    if not domains:
+    best = min(_domains(row, fleet, index), key=lambda domain: domain.rank, default=None)
+    if best is None:
         row.is_satisfiable = row.is_held = False
         row.matching = frozenset()
         return
-    best = domains[0]
     row.domain = best.value
     row.is_satisfiable = not best.rank.is_unsatisfiable and not row.impossible
     row.is_held = best.rank.held == -1 and row.has_left
@@ -107,11 +106,21 @@ def _own(row: RowState, index: HostIndex) -> Sequence[HostState]:
     return index.by_stamp.get((row.need.fingerprint, row.need.group), ())
 
 
-def own_first(row: RowState, index: HostIndex) -> list[HostState]:
+def own_first(row: RowState, index: HostIndex) -> Sequence[HostState]:
     """Return the hosts of the row's shapes with the row's own machines before the others, each in hosting order."""
-    found = [entry for shape in row.matching & index.by_shape.keys() for entry in index.by_shape[shape]]
+    hosts = _hosts_of_shapes(row.matching, index)
     own = set(_own(row, index))
-    return [host for _, host in sorted(found, key=lambda entry: (entry[1] not in own, entry[0]))]
+    return sorted(hosts, key=lambda host: host not in own) if own else hosts
+
+
+def _hosts_of_shapes(shapes: frozenset[int], index: HostIndex) -> Sequence[HostState]:
+    """Return the hosts of some shapes in hosting order."""
+    found = index.by_shapes.get(shapes)
+    if found is None:
+        entries = [entry for shape in shapes & index.by_shape.keys() for entry in index.by_shape[shape]]
+        entries.sort(key=lambda entry: entry[0])
+        found = index.by_shapes[shapes] = [host for _, host in entries]
+    return found
 
 
 def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int]:
@@ -120,70 +129,122 @@ def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _domains(row: RowState, fleet: DecisionState, index: HostIndex) -> list[GangDomain]:
-    """Return every domain in which something could host a part of the gang."""
+def _domains(row: RowState, fleet: DecisionState, index: HostIndex) -> Iterator[GangDomain]:
+    """Yield every domain in which something could host a part of the gang."""
     key = row.same_key
     assert key is not None, "only a gang has domains"
-    values: set[str] = set()
-    for shape in row.matching & index.by_shape.keys():
-        # A value of the key is the shape's; whether a machine can be interrupted is its own.
-        hosts = index.by_shape[shape]
-        value = hosts[0][1].machine.attribute(key)
-        if value is not None and any(row.may_use(host.machine, shape) for _, host in hosts):
-            values.add(value)
+    values = set(_held_values(row, key, index))
     is_stuck = row.need.parked or bool(row.impossible)
-    offers = [] if is_stuck else fleet.usable(row)
-    values.update(value for o in offers if (value := o.example.attribute(key)) is not None and _unclaimed(o) > 0)
-    prices = reference_prices([row], fleet.pod_prices(row), fleet.free_at_first(), fleet.dimensions.pods)
-    found = (_judge(row, fleet, value, offers, prices, index) for value in sorted(values))
-    return [domain for domain in found if domain is not None]
+    offers = {} if is_stuck else fleet.usable_in_domains(row, key)
+    values.update(value for value, found in offers.items() if any(_unclaimed(o) > 0 for o in found))
+    gang = _gang(row, fleet)
+    planned = _planned_domains(row, fleet)
+    everywhere = row.matching
+    for value in sorted(values):
+        row.matching = _in_domain(row, fleet, value)
+        verdict = _verdict(gang, fleet, offers.get(value, ()), index)
+        row.matching = everywhere
+        if verdict is not None and verdict.total:
+            yield _ranked(value, verdict, offers.get(value, ()), is_off_target=value not in planned)
+
+
+def _held_values(row: RowState, key: str, index: HostIndex) -> frozenset[str]:
+    """Return the values of the key on hosts that the row may use."""
+    question = (row.matching, row.is_pinned, key)
+    found = index.values.get(question)
+    if found is None:
+        usable = (host for host in _hosts_of_shapes(row.matching, index) if row.may_use(host.machine, host.shape))
+        values = (host.machine.attribute(key) for host in usable)
+        found = index.values[question] = frozenset(value for value in values if value is not None)
+    return found
 
 
 def _unclaimed(offer: OfferState) -> int:
     return offer.available - offer.earmarked
 
 
-def _judge(
-    row: RowState, fleet: DecisionState, value: str, offers: Sequence[OfferState], prices: Prices, index: HostIndex
-) -> GangDomain | None:
-    """Try the domain: place, measure, and put everything back."""
-    everywhere, key = row.matching, row.same_key
-    assert key is not None, "only a gang has a domain"
-    shapes = _in_domain(row, fleet, value)
-    free = [o for o in offers if o.example.attribute(key) == value]
-    if not any(_unclaimed(o) > 0 for o in free) and not _may_have_room(row, shapes, index):
+def _ranked(value: str, verdict: Verdict, offers: Sequence[OfferState], *, is_off_target: bool) -> GangDomain:
+    is_whole = verdict.total == 1
+    lacking = Fraction(0) if is_whole else -verdict.total
+    rank = DomainRank(not is_whole, lacking, -verdict.held, -verdict.own, is_off_target, verdict.cost, value)
+    return GangDomain(value=value, rank=rank, wanted=[(offers[place], count) for place, count in verdict.wanted])
+
+
+# ---- one domain --------------------------------------------------------------------------------------------------
+
+
+class _Gang(NamedTuple):
+    """A row with what its verdicts depend on in every domain."""
+
+    row: RowState
+    prices: Prices
+    #: What the choice among offers depends on beside them.
+    weights: tuple[float, ...]
+    #: What the gang wants; None where nothing is remembered.
+    kind: Hashable
+    #: A room that every host of a pod of the gang has at least, in two dimensions.
+    least: tuple[tuple[int, int], tuple[int, int]]
+
+
+def _gang(row: RowState, fleet: DecisionState) -> _Gang:
+    prices = reference_prices([row], fleet.pod_prices(row), fleet.free_at_first(), fleet.dimensions.pods)
+    weights = (fleet.options.idle_head_start, prices.of_pods.dearest, *prices.free)
+    if row.divisible is not None or not row.has_left:
+        return _Gang(row, prices, weights, None, ((0, 0), (0, 0)))
+    cluster = row.cluster.id if row.cluster.id in fleet.options.overheads else ""
+    pods = tuple([(g.request, g.left, g.limit, g.is_waiting) for g in row.groups])
+    requests = [dict(group.request) for group in row.groups]
+    least = [(d, min([request.get(d, 0) for request in requests])) for d in requests[0]]
+    kind = (cluster, row.is_pinned, row.penalty_dollars, pods)
+    return _Gang(row, prices, weights, kind, (least[0], least[min(1, len(least) - 1)]))
+
+
+def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> Verdict | None:
+    """Judge the domain to which the row's shapes are limited, unless that is known; None when nothing has room."""
+    if gang.kind is None:
+        return _judge(gang, fleet, offers, index)
+    rooms = _open_rooms(gang, index)
+    free = tuple([(offer.number, _unclaimed(offer)) for offer in offers])
+    if not rooms and all(count <= 0 for _, count in free):
         return None
-    row.matching = shapes
+    question = (gang.kind, gang.row.matching, free, rooms)
+    verdict = fleet.verdicts.get(question)
+    if verdict is None or verdict.weights not in (None, gang.weights):
+        verdict = _judge(gang, fleet, offers, index)
+        if sum([count > 0 for _, count in free]) > 1:
+            verdict = replace(verdict, weights=gang.weights)
+    fleet.verdicts[question] = verdict
+    return verdict
+
+
+def _open_rooms(gang: _Gang, index: HostIndex) -> tuple[tuple[bool, bool, tuple[int, ...]], ...]:
+    """Return what a verdict depends on of the hosts that may have room for a pod, in the order of `own_first`."""
+    row = gang.row
+    (d, milli), (other, other_milli) = gang.least
+    own = set(_own(row, index))
+    return tuple(
+        [
+            (host in own, host.is_configured, tuple(host.room))
+            for host in own_first(row, index)
+            if host.room[d] >= milli and host.room[other] >= other_milli and row.may_use(host.machine, host.shape)
+        ]
+    )
+
+
+def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> Verdict:
+    """Try the domain to which the row's shapes are limited: place, measure, and put everything back."""
+    row = gang.row
     hosts = own_first(row, index)
     own_hosts = set(_own(row, index))
-    owned = [host for host in hosts if host in own_hosts]
     before, dimensions = _wanted(row), list(row.divisible or {})
-    place_first_fit(row, owned)
+    place_first_fit(row, [host for host in hosts if host in own_hosts])
     own = _covered(row, dimensions, before)
     place_first_fit(row, hosts)
     held = _covered(row, dimensions, before)
-    wanted, cost, added = _purchase(row, fleet, free, prices)
+    wanted, cost, added = _purchase(row, fleet, offers, gang.prices)
     total = _covered(row, dimensions, before)
     clear_row(row, (*hosts, *added))
-    row.matching = everywhere
-    if total == 0:
-        return None
-    is_whole = total == 1
-    is_off_target = value not in _planned_domains(row, fleet)
-    rank = DomainRank(not is_whole, Fraction(0) if is_whole else -total, -held, -own, is_off_target, cost, value)
-    return GangDomain(value=value, rank=rank, wanted=wanted)
-
-
-def _may_have_room(row: RowState, shapes: frozenset[int], index: HostIndex) -> bool:
-    """Return whether a host of these shapes has room for a pod of the row; True where that is not checked."""
-    if row.divisible is not None or not row.has_left:
-        return True
-    hosts = [host for shape in shapes & index.by_shape.keys() for _, host in index.by_shape[shape]]
-    return any(
-        may_host(group, host) and capacity(group, host) > 0
-        for group in row.groups
-        for host in with_room(group.request, hosts)
-    )
+    return Verdict(total, held, own, cost, wanted)
 
 
 def _planned_domains(row: RowState, fleet: DecisionState) -> set[str | None]:
@@ -212,24 +273,27 @@ def _covered(row: RowState, dimensions: Sequence[int], before: Sequence[int]) ->
 
 def _purchase(
     row: RowState, fleet: DecisionState, offers: Sequence[OfferState], prices: Prices
-) -> tuple[list[tuple[OfferState, int]], float, list[HostState]]:
-    """Place what is left on machines of the offers, as acquisition would choose them; the offers stay as they are."""
-    bought: dict[int, int] = {}
+) -> tuple[list[tuple[int, int]], float, list[HostState]]:
+    """Place what is left on machines of the offers, as acquisition would choose them; the offers stay as they are.
+
+    Return the machines that it takes by the place of the offer, what they cost, and the hosts.
+    """
+    bought = dict.fromkeys(range(len(offers)), 0)
+    places = {id(offer): place for place, offer in enumerate(offers)}
     hosts: list[HostState] = []
     cost = 0.0
     totals = fleet.totals(row.cluster.id)
     while row.has_left:
-        open_offers = [o for o in offers if _unclaimed(o) > bought.get(id(o), 0)]
+        open_offers = [offer for place, offer in enumerate(offers) if _unclaimed(offer) > bought[place]]
         choice = choose(row, (), open_offers, totals, prices, left={}, head_start=fleet.options.idle_head_start)
         if choice is None:
             break
-        offer = choice.offer
-        left = _unclaimed(offer) - bought.get(id(offer), 0)
-        for _ in range(1 if choice.fill.shares else repetitions(choice, left)):
-            machine = offer.peek(bought.get(id(offer), 0))
+        offer, place = choice.offer, places[id(choice.offer)]
+        for _ in range(1 if choice.fill.shares else repetitions(choice, _unclaimed(offer) - bought[place])):
+            machine = offer.peek(bought[place])
             host = fleet.host(row.cluster, machine)
             place_first_fit(row, [host])
             hosts.append(host)
-            bought[id(offer)] = bought.get(id(offer), 0) + 1
+            bought[place] += 1
             cost += machine.price_usd_per_hour
-    return [(o, bought[id(o)]) for o in offers if id(o) in bought], cost, hosts
+    return [(place, count) for place, count in bought.items() if count], cost, hosts

@@ -4,7 +4,7 @@
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final, Protocol
 
 from bigfleet.engine.decision import Options
@@ -13,7 +13,9 @@ from bigfleet.engine.reference.pool import RESERVABLE_STATES, is_set_aside, is_s
 from bigfleet.engine.reference.reclaim import hold_seconds_left
 from bigfleet.engine.shapes.state import OfferState
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import MachineState
 
@@ -62,6 +64,13 @@ class Machines(Protocol):
 
     def configured_in(self, cluster: str) -> Sequence[Machine]:
         """Return the cluster's Configured machines, joined or not, in keep-priority order."""
+        ...
+
+    def excess_in(self, cluster: str, claimed: Set[str], short: Set[RowKey]) -> Sequence[MachineId]:
+        """Return the cluster's Configured machines that nothing keeps, in keep-priority order.
+
+        The stamp of a short row protects a machine, unless it has not joined.
+        """
         ...
 
     def clusters_with_machines(self) -> Sequence[str]:
@@ -152,6 +161,15 @@ class SnapshotMachines:
         """Return the cluster's Configured machines, joined or not, in keep-priority order."""
         return self._snapshot.of_cluster(cluster, MachineState.CONFIGURED)
 
+    def excess_in(self, cluster: str, claimed: Set[str], short: Set[RowKey]) -> Sequence[MachineId]:
+        """Return the cluster's Configured machines that nothing keeps, in keep-priority order."""
+        unjoined = self._options.unjoined
+        return [
+            machine.id
+            for machine in self.configured_in(cluster)
+            if machine.id not in claimed and (machine.id in unjoined or stamp_of(machine) not in short)
+        ]
+
     def clusters_with_machines(self) -> Sequence[str]:
         """Return the clusters that have Configured machines, ids ascending."""
         return sorted(c for c, state in self._snapshot.by_cluster if state is MachineState.CONFIGURED)
@@ -182,3 +200,8 @@ def is_usable(machine: Machine, options: Options) -> bool:
     if machine.id in options.unjoined or is_sold_out(machine, options) or is_set_aside(machine, options):
         return False
     return machine.id not in options.reserved or machine.state not in RESERVABLE_STATES
+
+
+def stamp_of(machine: Machine) -> RowKey:
+    """Return the row that the machine was bound for."""
+    return (machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)

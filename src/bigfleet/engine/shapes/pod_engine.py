@@ -6,21 +6,37 @@ results only save work.
 """
 
 from collections.abc import Hashable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final, Generic, TypeVar
 
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import Basis, Decision, Options, ParkingKey, PhaseListener, RowResult, unheard
+from bigfleet.engine.decision import (
+    Action,
+    Basis,
+    Decision,
+    Options,
+    ParkingKey,
+    Phase,
+    PhaseListener,
+    RowResult,
+    unheard,
+)
 from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
-from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched
+from bigfleet.engine.shapes.reclaim import releases
+from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched, Verdict
 from bigfleet.engine.targets import Target
-from bigfleet.model.machine import Machine
+from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.shapes import Overhead
+
+#: Offers that are numbered before the numbers begin again: each time the first machine of an offer is taken, it gets a
+#: new one.
+OFFER_NUMBERS_MAX: Final = 100_000
 
 #: Rows of one cluster, with their places in the demand.
 _Needs = Sequence[tuple[int, Need]]
@@ -35,7 +51,7 @@ class _CompleteCluster:
     #: In the order of `needs`.
     results: tuple[RowResult, ...]
     #: Its machines that nothing needs, in keep-priority order.
-    excess: Sequence[Machine]
+    excess: Sequence[MachineId]
     overheads: tuple[Overhead, ...]
     target: Target | None
 
@@ -45,9 +61,35 @@ class _Asked:
     """The demand of a decision, arranged."""
 
     demand: Sequence[Need]
+    #: With its parked rows stamped.
+    needs: Sequence[Need]
     ages: Mapping[ParkingKey, int]
     by_cluster: Mapping[str, _Needs]
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last decision, and what it was made of beside the machines."""
+
+    needs: Sequence[Need]
+    options: Options
+    #: All but the releases.
+    actions: Sequence[Action]
+    claimed: Set[str]
+    rows: tuple[RowResult, ...]
+
+    def answers(self, needs: Sequence[Need], options: Options) -> bool:
+        """Return whether a decision on the same machines differs in its releases at most.
+
+        Beside the releases, the time plays no part, and parking ages only as far as they stamp rows.
+        """
+        known = self.options
+        return (
+            replace(options, now_seconds=known.now_seconds, parking_ages=known.parking_ages) == known
+            and len(needs) == len(self.needs)
+            and all(need is other or need == other for need, other in zip(needs, self.needs, strict=True))
+        )
 
 
 class PodEngine:
@@ -63,11 +105,14 @@ class PodEngine:
         self._options: Options | None = None
         self._known: frozenset[int] = frozenset()
         self._most: list[int] = []
+        self._last: _Last | None = None
         self._previous: dict[str, _CompleteCluster] = {}
         #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
-        self._searched: tuple[dict[Hashable, Searched], dict[Hashable, Searched]] = ({}, {})
+        self._searched = _Recent[Searched]()
+        #: What domains offer gangs, which stay the same as long as the rooms and the numbers of shapes and offers do.
+        self._verdicts, self._offer_numbers = _Recent[Verdict](), dict[Hashable, int]()
         #: Machines of the clusters that want nothing.
-        self._unwanted: dict[str, Sequence[Machine]] = {}
+        self._unwanted: dict[str, Sequence[MachineId]] = {}
 
     @property
     def retained(self) -> Set[str]:
@@ -78,12 +123,18 @@ class PodEngine:
         self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, *, on_phase: PhaseListener = unheard
     ) -> Decision:
         """Decide one cycle: equal to `bigfleet.engine.shapes.decide` on the same machines, rows and options."""
-        previous, unwanted = self._previous, self._unwanted
+        last, previous, unwanted = self._last, self._previous, self._unwanted
         # A failure from here on must leave nothing that a later decision could use.
-        self._previous, self._unwanted = {}, {}
+        self._last, self._previous, self._unwanted = None, {}, {}
+        is_same_view = self._machines is not None and self._machines.shows(view)
         touched = self._follow(view, options)
         machines, asked = self._machines, self._arranged(demand, options)
         assert machines is not None, "following made the machines"
+        if is_same_view and last is not None and last.answers(asked.needs, options):
+            self._last, self._previous, self._unwanted = last, previous, unwanted
+            for phase in Phase:
+                on_phase(phase)
+            return self._answer(view, demand, options, last)
         is_same_fleet = self._look(machines, options)
         if touched is None or not is_same_fleet:
             previous, unwanted = {}, {}
@@ -98,7 +149,7 @@ class PodEngine:
         demand: Sequence[Need],
         options: Options,
         previous: dict[str, _CompleteCluster],
-        unwanted: dict[str, Sequence[Machine]],
+        unwanted: dict[str, Sequence[MachineId]],
         on_phase: PhaseListener,
     ) -> Decision:
         machines, asked, rooms, dimensions = self._machines, self._asked, self._rooms, self._dimensions
@@ -108,35 +159,35 @@ class PodEngine:
         assert dimensions is not None, "what all clusters share was looked at before"
         fleet = DecisionState(
             machines=machines,
+            columns=machines,
             options=options,
             dimensions=dimensions,
             rooms=rooms,
             unchanged={name: one.cluster for name, one in previous.items()},
             offers=machines.offers(),
             orphans=machines.orphans(),
-            searched=self._searches(),
+            searched=self._searched.known() if self._is_incremental else {},
+            verdicts=self._verdicts.known() if self._is_incremental else {},
+            offer_numbers=self._offer_numbers if self._is_incremental else {},
         )
         add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
         excess = {name: one.excess for name, one in previous.items()}
         answer = conclude(fleet, {**excess, **unwanted}, on_phase)
-        rows = self._rows(asked, previous, answer)
+        last = _Last(asked.needs, options, answer.actions, answer.claimed, self._rows(asked, previous, answer))
         if self._is_incremental:
             self._store(fleet, asked, answer, previous)
+            self._last = last
         self._options = options
+        return self._answer(view, demand, options, last)
+
+    def _answer(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, last: "_Last") -> Decision:
+        """Return a decision; only its releases depend on the time."""
+        assert self._machines is not None, "following made the machines"
         return Decision(
-            actions=tuple(answer.actions),
-            rows=with_members_of(demand, rows, options.parking_ages),
+            actions=(*last.actions, *releases(self._machines, last.claimed)),
+            rows=with_members_of(demand, last.rows, options.parking_ages),
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )
-
-    def _searches(self) -> dict[Hashable, Searched]:
-        """Return what is remembered of searches; what two decisions did not ask for is forgotten."""
-        if not self._is_incremental:
-            return {}
-        older, newer = self._searched
-        known = _Remembering({**older, **newer})
-        self._searched = (newer, known.asked)
-        return known
 
     # ---- stored results ------------------------------------------------------------------------------------------
 
@@ -157,7 +208,7 @@ class PodEngine:
         if asked is None or asked.demand is not demand or asked.ages != options.parking_ages:
             needs = stamp_parked(list(demand), options.parking_ages)
             names = Dimensions(amounts for need in needs for amounts in vectors_of(need)).names
-            asked = self._asked = _Asked(demand, dict(options.parking_ages), needs_by_cluster(needs), names)
+            asked = self._asked = _Asked(demand, needs, dict(options.parking_ages), needs_by_cluster(needs), names)
         return asked
 
     def _look(self, machines: ColumnMachines, options: Options) -> bool:
@@ -170,8 +221,11 @@ class PodEngine:
         if self._rooms is None or last is None or last.overheads != options.overheads or not is_known:
             is_new = self._rooms is None
             self._rooms = Rooms(machines, options, self._dimensions)
+            self._verdicts, self._offer_numbers = _Recent(), {}
         else:
             is_new = False
+        if len(self._offer_numbers) > OFFER_NUMBERS_MAX:
+            self._verdicts, self._offer_numbers = _Recent(), {}
         self._known = machines.known_shapes
         most = self._rooms.known("", machines.known_shapes)[1]
         is_same = most == self._most and not is_new
@@ -201,11 +255,11 @@ class PodEngine:
                 continue
             if row.impossible:
                 return False
-            found, _most = rooms.known(cluster.id, machines.matching(row.need.profile))
+            matching = machines.matching(row.need.profile)
             requests = [group.request for group in row.groups]
-            if row.divisible is not None and found:
+            if row.divisible is not None and rooms.known(cluster.id, matching)[0]:
                 requests.append(row.unit)
-            if not all(any(all(room[d] >= milli for d, milli in each) for room in found) for each in requests):
+            if not all(rooms.can_host(cluster.id, matching, request) for request in requests):
                 return False
             row.known = machines.known_shapes
         return True
@@ -241,14 +295,31 @@ class PodEngine:
         self._unwanted = {c: found for c, found in answer.excess.items() if c not in asked.by_cluster}
 
 
-class _Remembering(dict[Hashable, Searched]):
-    """Caches answers; `asked` has those that were looked up or added since it was made."""
+_A = TypeVar("_A")
 
-    def __init__(self, known: Mapping[Hashable, Searched]) -> None:
+
+class _Recent(Generic[_A]):
+    """Caches answers to questions that one of the last two decisions asked."""
+
+    def __init__(self) -> None:
+        self._asked: tuple[dict[Hashable, _A], dict[Hashable, _A]] = ({}, {})
+
+    def known(self) -> dict[Hashable, _A]:
+        """Return the answers for one decision, which adds those that it makes and those that it uses."""
+        older, newer = self._asked
+        known = _Remembering({**older, **newer})
+        self._asked = (newer, known.asked)
+        return known
+
+
+class _Remembering(dict[Hashable, _A]):
+    """Caches answers; `asked` has those that were added since it was made."""
+
+    def __init__(self, known: Mapping[Hashable, _A]) -> None:
         super().__init__(known)
-        self.asked: dict[Hashable, Searched] = {}
+        self.asked: dict[Hashable, _A] = {}
 
-    def __setitem__(self, question: Hashable, answer: Searched) -> None:
+    def __setitem__(self, question: Hashable, answer: _A) -> None:
         super().__setitem__(question, answer)
         self.asked[question] = answer
 

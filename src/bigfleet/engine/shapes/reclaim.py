@@ -4,16 +4,15 @@ A machine is excess when no row claims any of it and its target composition does
 nothing: a cluster that has not reported since the process started keeps everything.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import Machine
-from bigfleet.model.need import RowKey
+from bigfleet.engine.shapes.machines import Machines
+from bigfleet.model.ids import ClusterId, MachineId
 
 
-def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[Machine]]) -> Iterator[Action]:
+def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) -> Iterator[Action]:
     """Yield a Reclaim for each excess machine of the clusters that have reported: by cluster, price, then id.
 
     `excess` has the machines that nothing keeps, by cluster, each list in keep-priority order.
@@ -21,25 +20,20 @@ def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[Machine]]) -> I
     for cluster in sorted(excess):
         if cluster not in fleet.options.reported:
             continue
-        for machine in excess[cluster]:
-            if machine.id not in fleet.taken:
-                is_unjoined = machine.id in fleet.options.unjoined
+        for machine_id in excess[cluster]:
+            if machine_id not in fleet.taken:
+                is_unjoined = machine_id in fleet.options.unjoined
                 yield Action(
                     kind=ActionKind.RECLAIM,
-                    machine_id=machine.id,
+                    machine_id=machine_id,
                     cluster=ClusterId(cluster),
                     reason="phase3.unjoined" if is_unjoined else "phase3.excess",
                     grace_seconds=RECLAIM_GRACE_SECONDS,
                 )
 
 
-def releases(fleet: DecisionState, claimed: frozenset[str]) -> Iterator[Action]:
+def releases(machines: Machines, claimed: Set[str]) -> Iterator[Action]:
     """Yield a Delete for each Idle machine that was not acquired and whose hold is over, by id."""
-    for machine in fleet.machines.releasable():
+    for machine in machines.releasable():
         if machine.id not in claimed:
             yield Action(kind=ActionKind.DELETE, machine_id=machine.id, cluster=ClusterId(""), reason="phase3.release")
-
-
-def stamp_of(machine: Machine) -> RowKey:
-    """Return the row that the machine was bound for."""
-    return (machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)

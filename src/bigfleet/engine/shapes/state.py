@@ -6,11 +6,14 @@ indexed by the dimensions of the call. Nothing here chooses a machine.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from fractions import Fraction
+from typing import Final, NamedTuple, Protocol
 
+from bigfleet.engine.decision import RowResult
 from bigfleet.engine.targets import ClassKey
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
@@ -179,7 +182,10 @@ class RowState:
     @property
     def has_left(self) -> bool:
         """Return whether some of the row's demand has no place."""
-        return bool(self.divisible) or any(group.left for group in self.groups)
+        for group in self.groups:
+            if group.left:
+                return True
+        return bool(self.divisible)
 
     @property
     def may_acquire(self) -> bool:
@@ -206,6 +212,10 @@ class HostIndex:
     size: int
     #: By shape: (place in hosting order, host).
     by_shape: dict[int, list[tuple[int, HostState]]] = field(default_factory=dict)
+    #: By some shapes, in hosting order.
+    by_shapes: dict[frozenset[int], list[HostState]] = field(default_factory=dict)
+    #: Values of a key on hosts of some shapes that a pinned row, or another one, may use.
+    values: dict[tuple[frozenset[int], bool, str], frozenset[str]] = field(default_factory=dict)
     #: By (fingerprint, group) of the stamp, in hosting order.
     by_stamp: dict[tuple[str, str], list[HostState]] = field(default_factory=dict)
 
@@ -245,6 +255,22 @@ class ClusterUnits:
     lowest: int = 0
 
 
+class ColumnClaims(Protocol):
+    """The claims of one cluster that was credited on columns of machines."""
+
+    def hosts(self) -> list[HostState]:
+        """Make the cluster's hosts in hosting order, with their claims."""
+        ...
+
+    def unclaimed(self) -> Sequence[MachineId]:
+        """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
+        ...
+
+    def results(self) -> Iterator[tuple[int, RowResult]]:
+        """Yield the position and the result of each row; all pods of the cluster have a place."""
+        ...
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class ClusterState:
     """What one cluster holds and wants in this decision."""
@@ -252,8 +278,9 @@ class ClusterState:
     id: str
     #: By processing order.
     rows: list[RowState] = field(default_factory=list)
-    #: Bound and coming machines in hosting order, then those that were acquired in this decision.
-    hosts: list[HostState] = field(default_factory=list)
+    #: What is claimed on columns of machines; None where the hosts alone have the claims.
+    claims: "ColumnClaims | None" = None
+    _hosts: list[HostState] | None = None
     #: Acquired in this decision, in order.
     acquired: list[HostState] = field(default_factory=list)
     #: By (class, number): what the target composition has on each machine, and the machine where the cluster has it.
@@ -274,6 +301,18 @@ class ClusterState:
     #: Numbers of machines that cannot be had.
     unavailable: set[tuple[ClassKey, int]] = field(default_factory=set)
 
+    @property
+    def hosts(self) -> list[HostState]:
+        """Bound and coming machines in hosting order, then those that were acquired in this decision."""
+        if self._hosts is None:
+            self._hosts = [] if self.claims is None else self.claims.hosts()
+        return self._hosts
+
+    def leave_columns(self) -> None:
+        """Have the claims in `hosts` alone, because they are about to change."""
+        assert self.hosts is self._hosts, "the hosts are made"
+        self.claims = None
+
 
 @dataclass(frozen=True, slots=True)
 class Searched:
@@ -285,12 +324,30 @@ class Searched:
     placed: list[tuple[int, list[int]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a domain offers a gang."""
+
+    #: Shares of the gang that have a place: in all, on what the cluster holds, and on the gang's own machines.
+    total: Fraction
+    held: Fraction
+    own: Fraction
+    #: What the machines to acquire cost, dollars an hour.
+    cost: float
+    #: (place of the offer among those of the domain, machines).
+    wanted: Sequence[tuple[int, int]]
+    #: What the choice among offers depends on beside them; None where there was no choice.
+    weights: tuple[float, ...] | None = None
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class OfferState:
     """Machines that are alike in everything a choice looks at; Idle or Speculative."""
 
     example: Machine
     shape: int
+    #: Equal numbers in decisions that share verdicts mean equal offers with the same first machine.
+    number: int = 0
     #: Ids ascending; never changed.
     machines: Sequence[Machine]
     #: Machines at the end that gangs count on, by the row's position; they hide machines from other gangs' domains

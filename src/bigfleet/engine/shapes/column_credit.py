@@ -1,0 +1,320 @@
+"""Credits clusters on columns of machines: all of them at once, without an object for each machine.
+
+It equals first fit of every row in processing order (`hosting.place_first_fit`), for clusters whose rows have shapes
+and are neither gangs nor spread, and that have no target composition. In step n, every cluster places its nth group.
+"""
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from operator import mul
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from bigfleet.engine.decision import Placement, RowResult
+from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.column_order import NO_LIMIT, Bools, Floats, HostColumns, Rows, hosts_in_order
+from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.machines import OrphanKey
+from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, Request
+from bigfleet.model.ids import MachineId
+from bigfleet.model.sequences import Deferred
+from bigfleet.model.vector import sum_of
+
+#: Pods of a cluster up to which the columns hold every sum.
+PODS_MAX: Final = 1 << 40
+#: After so many steps, machines that have room for no later group are dropped.
+_STEPS_TO_DROP: Final = 6
+#: Hosts of a cluster that are looked at together; four times as many each time that this was not enough.
+_HOSTS_AT_ONCE: Final = 64
+
+
+def credit_on_columns(fleet: DecisionState, machines: ColumnMachines) -> list[ClusterState]:
+    """Credit the clusters that can be; return the others."""
+    found: list[ClusterState] = []
+    others: list[ClusterState] = []
+    for cluster in fleet.clusters.values():
+        is_plain = cluster.id not in fleet.options.targets and _is_plain(cluster, fleet.orphans.keys())
+        (found if is_plain else others).append(cluster)
+    if found:
+        found.sort(key=lambda c: sum([len(row.groups) for row in c.rows]), reverse=True)
+        credit = ColumnCredit(fleet, machines, found)
+        for number, cluster in enumerate(found):
+            cluster.claims = ColumnClaims(credit, number)
+    return others
+
+
+def _is_plain(cluster: ClusterState, orphans: Set[OrphanKey]) -> bool:
+    pods = 0
+    for row in cluster.rows:
+        if row.divisible is not None or row.same_key is not None or row.spread is not None:
+            return False
+        if orphans and (row.need.fingerprint, row.need.group) in orphans:
+            return False
+        pods += sum([group.count for group in row.groups])
+    return pods < PODS_MAX
+
+
+class ColumnCredit:
+    """The claims of some clusters.
+
+    Hosts are numbered by cluster, then in hosting order; groups in the order in which they are placed.
+    """
+
+    def __init__(self, fleet: DecisionState, machines: ColumnMachines, clusters: Sequence[ClusterState]) -> None:
+        """Place everything that has a place; `clusters` have those with the most groups first."""
+        self.fleet, self.machines, self.clusters = fleet, machines, clusters
+        self.rows = [row for cluster in clusters for row in cluster.rows]
+        self.groups = [group for row in self.rows for group in row.groups]
+        self.first_row = _firsts([len(cluster.rows) for cluster in clusters])
+        first_group = _firsts([len(row.groups) for row in self.rows])
+        demand = _Demand.of(self.groups, first_group[self.first_row], len(fleet.dimensions.names))
+        self.hosts = hosts_in_order(fleet, machines, clusters, demand.wanted())
+        claims = _Placing(fleet, self.hosts, self.groups, demand).claims()
+        left = demand.counts - np.bincount(claims.group, claims.pods, len(self.groups)).astype(np.int64)
+        for group, count in zip(self.groups, left.tolist(), strict=True):
+            group.left = count
+        row = np.repeat(np.arange(len(self.rows)), np.diff(first_group))[claims.group]
+        # By row, then by host in hosting order, then in the order of the row's groups.
+        place = claims.group - first_group[row]
+        places = int(place.max(initial=0)) + 1
+        order = np.argsort((row * max(1, len(self.hosts.row)) + claims.host) * places + place)
+        self.claims = _Claims(claims.host[order], claims.group[order], claims.pods[order])
+        self.first_claim = np.searchsorted(row[order], np.arange(len(self.rows) + 1))
+        # Several claims of a row on one host stand together.
+        is_first = np.diff(row[order] * max(1, len(self.hosts.row)) + self.claims.host, prepend=-1) != 0
+        self.claimed = self.hosts.row[self.claims.host[is_first]]
+        self.first_claimed = np.searchsorted(row[order][is_first], np.arange(len(self.rows) + 1))
+        index = np.array([group.index for group in self.groups], np.int64)
+        self.shape = index[self.claims.group]
+        self.claim_row = self.hosts.row[self.claims.host]
+        self._is_claimed: Bools = np.zeros(len(self.hosts.row), np.bool_)
+        self._is_claimed[self.claims.host] = True
+
+    def claimed_rows(self, number: int) -> Rows:
+        """Return the machines of a cluster that something claims, ascending."""
+        here = slice(*self.hosts.first[number : number + 2])
+        return np.sort(self.hosts.row[here][self._is_claimed[here]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ColumnClaims:
+    """The claims of one cluster that was credited on columns."""
+
+    credit: ColumnCredit
+    #: Of the cluster.
+    number: int
+
+    def hosts(self) -> list[HostState]:
+        """Make the cluster's hosts in hosting order, with their claims."""
+        credit, cluster = self.credit, self.credit.clusters[self.number]
+        start, end = credit.hosts.first[self.number : self.number + 2].tolist()
+        machines = [credit.machines.at(row) for row in credit.hosts.row[start:end].tolist()]
+        made = [credit.fleet.host(cluster, machine) for machine in machines]
+        rows = credit.first_row[self.number : self.number + 2]
+        here = slice(*credit.first_claim[rows])
+        claims = _Claims(*(column[here] for column in credit.claims))
+        # As they were placed.
+        order = np.argsort(claims.group, kind="stable")
+        for place, number, count in zip(*(column[order].tolist() for column in claims), strict=True):
+            host, group = made[place - start], credit.groups[number]
+            for d, milli in group.request:
+                host.room[d] -= milli * count
+            host.claims[group] = count
+        return made
+
+    def unclaimed(self) -> Sequence[MachineId]:
+        """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
+        cluster = self.credit.clusters[self.number].id
+        return self.credit.machines.unclaimed_in(cluster, self.credit.claimed_rows(self.number))
+
+    def results(self) -> Iterator[tuple[int, RowResult]]:
+        """Yield the position and the result of each row; all pods of the cluster have a place."""
+        credit, ids = self.credit, self.credit.machines.ids
+        first_row, end_row = credit.first_row[self.number : self.number + 2].tolist()
+        claims = credit.first_claim[first_row : end_row + 1].tolist()
+        claimed = credit.first_claimed[first_row : end_row + 1].tolist()
+        for place, row in enumerate(credit.rows[first_row:end_row]):
+            here, machines = slice(*claims[place : place + 2]), slice(*claimed[place : place + 2])
+            placed = partial(_placements, ids, credit.claim_row[here], credit.shape[here], credit.claims.pods[here])
+            yield (
+                row.position,
+                RowResult(
+                    need=row.need,
+                    members=(row.need,),
+                    claimed=Deferred(machines.stop - machines.start, partial(_ids, ids, credit.claimed[machines])),
+                    held=sum_of((shape.resources, shape.count) for shape in (*row.need.shapes, *row.need.waiting)),
+                    placements=Deferred(here.stop - here.start, placed),
+                ),
+            )
+
+
+def _ids(ids: Sequence[MachineId], rows: Rows) -> tuple[MachineId, ...]:
+    return tuple([ids[row] for row in rows.tolist()])
+
+
+def _placements(ids: Sequence[MachineId], rows: Rows, shapes: Rows, counts: Rows) -> tuple[Placement, ...]:
+    columns = (rows.tolist(), shapes.tolist(), counts.tolist())
+    return tuple([Placement(ids[row], shape, count) for row, shape, count in zip(*columns, strict=True)])
+
+
+# ---- demand ------------------------------------------------------------------------------------------------------
+
+
+def _firsts(sizes: Sequence[int]) -> Rows:
+    """Return where each of some consecutive runs begins, and where the last one ends."""
+    return np.concatenate(([0], np.cumsum(np.array(sizes, np.int64))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Demand:
+    """Groups of pods in columns."""
+
+    #: Where the groups of each cluster begin, and where the last ones end.
+    first: Rows
+    counts: Rows
+    #: Most pods on one machine.
+    limits: Rows
+    #: What one pod requests: (group, dimension).
+    requests: Rows
+
+    @classmethod
+    def of(cls, groups: Sequence[PodGroup], first: Rows, dimensions: int) -> "_Demand":
+        """Return the columns of some groups."""
+        number: dict[Request, int] = {}
+        numbers = [number.setdefault(group.request, len(number)) for group in groups]
+        different = np.zeros((len(number), dimensions), np.int64)
+        for place, request in enumerate(number):
+            for d, milli in request:
+                different[place, d] = milli
+        return cls(
+            first=first,
+            counts=np.array([group.count for group in groups], np.int64),
+            limits=np.array([group.limit or NO_LIMIT for group in groups], np.int64),
+            requests=different[np.array(numbers, np.int64)],
+        )
+
+    def wanted(self) -> Floats:
+        """Return the whole demand of each cluster by dimension, each sum rounded once."""
+        clusters = range(len(self.first) - 1)
+        found = np.zeros((len(clusters), self.requests.shape[1]))
+        for c in clusters:
+            here = slice(*self.first[c : c + 2])
+            requests, counts = self.requests[here], self.counts[here]
+            found[c] = counts @ requests
+            if (counts.astype(np.float64) @ requests).max(initial=0.0) >= NO_LIMIT:
+                found[c] = [sum(map(mul, counts.tolist(), column)) for column in requests.T.tolist()]
+        return found
+
+    def least_from(self, number: Rows) -> Rows:
+        """Return the least request of each cluster, by dimension, from its nth group on."""
+        return np.array([self.requests[n:end].min(axis=0) for n, end in zip(number, self.first[1:], strict=False)])
+
+
+# ---- placing -----------------------------------------------------------------------------------------------------
+
+
+class _Claims(NamedTuple):
+    """One claim in each place of the columns."""
+
+    host: Rows
+    group: Rows
+    pods: Rows
+
+
+class _Placing:
+    """Places the groups of all clusters, step by step."""
+
+    def __init__(self, fleet: DecisionState, hosts: HostColumns, groups: Sequence[PodGroup], demand: _Demand) -> None:
+        self._hosts, self._demand = hosts, demand
+        self._access, self._is_allowed = _access(fleet, hosts, groups)
+        #: Hosts that may have room, in order, and how many of them each cluster has.
+        self._host = np.arange(len(hosts.row))
+        self._sizes = np.diff(hosts.first)
+        self._rooms = [np.ascontiguousarray(hosts.totals[:, d]) for d in range(hosts.totals.shape[1])]
+        self._found: list[_Claims] = []
+
+    def claims(self) -> _Claims:
+        """Return the claims of each step after those before it."""
+        sizes = np.diff(self._demand.first)
+        for step in range(int(sizes.max(initial=0))):
+            # Clusters stand in the order of their groups.
+            clusters = int(np.searchsorted(-sizes, -step, side="left"))
+            groups = self._demand.first[:clusters] + step
+            if step % _STEPS_TO_DROP == 0:
+                self._drop(groups)
+            self._place(groups)
+        none = np.zeros(0, np.int64)
+        return _Claims(
+            *(np.concatenate(columns) for columns in zip(*[_Claims(none, none, none), *self._found], strict=True))
+        )
+
+    def _drop(self, groups: Rows) -> None:
+        """Drop the hosts that have no room for a pod of these groups and of those that follow."""
+        least, sizes = self._demand.least_from(groups), self._sizes[: len(groups)]
+        end = int(sizes.sum())
+        is_open = np.ones(end, np.bool_)
+        for d, room in enumerate(self._rooms):
+            is_open &= room[:end] >= np.repeat(least[:, d], sizes)
+        self._host = self._host[:end][is_open]
+        self._rooms = [room[:end][is_open] for room in self._rooms]
+        self._sizes = np.bincount(np.repeat(np.arange(len(groups)), sizes)[is_open], minlength=len(groups))
+
+    def _place(self, groups: Rows) -> None:
+        """Place one group of each cluster; `groups` are by cluster."""
+        left, sizes = self._demand.counts[groups], self._sizes[: len(groups)]
+        cluster, end = np.arange(len(groups)), np.cumsum(sizes)
+        start, most = end - sizes, _HOSTS_AT_ONCE
+        # Most groups have their places on the first hosts.
+        while len(cluster):
+            stop = np.minimum(start + most, end)
+            many = stop - start
+            places = np.arange(many.sum()) + np.repeat(start - np.cumsum(many) + many, many)
+            self._place_on(places, np.repeat(cluster, many), groups, left)
+            is_open = (left[cluster] > 0) & (stop < end)
+            cluster, start, end, most = cluster[is_open], stop[is_open], end[is_open], 4 * most
+
+    def _place_on(self, places: Rows, cluster: Rows, groups: Rows, left: Rows) -> None:
+        """Place what is left of each cluster's group on these hosts, in order; `cluster` has the cluster of each."""
+        requests = self._demand.requests[groups]
+        dimensions = np.flatnonzero(requests.any(axis=0)).tolist()
+        has_room = self._is_allowed[self._access[groups][cluster], self._hosts.kind[self._host[places]]]
+        for d in dimensions:
+            has_room &= self._rooms[d][places] >= requests[:, d][cluster]
+        places, cluster = places[has_room], cluster[has_room]
+        # Each host takes a pod at least: no more hosts than pods are looked at.
+        first = np.searchsorted(cluster, np.arange(len(groups)))
+        is_near = np.arange(len(places)) - first[cluster] < left[cluster]
+        places, cluster = places[is_near], cluster[is_near]
+        if not len(places):
+            return
+        most = np.minimum(left, self._demand.limits[groups])[cluster]
+        for d in dimensions:
+            each = requests[:, d][cluster]
+            np.minimum(most, self._rooms[d][places] // np.maximum(each, 1), out=most, where=each > 0)
+        sums = np.cumsum(most)
+        first = np.searchsorted(cluster, np.arange(len(groups)))
+        before = np.concatenate(([0], sums))[first][cluster]
+        taken = np.minimum(most, left[cluster] - (sums - most - before))
+        is_taken = taken > 0
+        places, cluster, taken = places[is_taken], cluster[is_taken], taken[is_taken]
+        for d in dimensions:
+            self._rooms[d][places] -= taken * requests[:, d][cluster]
+        np.subtract.at(left, cluster, taken)
+        self._found.append(_Claims(self._host[places], groups[cluster], taken))
+
+
+def _access(fleet: DecisionState, hosts: HostColumns, groups: Sequence[PodGroup]) -> tuple[Rows, Bools]:
+    """Return a number for each group, and whether groups of a number may use hosts of a kind: (number, kind)."""
+    numbers: dict[tuple[frozenset[int], bool, bool], int] = {}
+    found = [
+        numbers.setdefault((group.row.matching, group.row.is_pinned, group.is_waiting), len(numbers))
+        for group in groups
+    ]
+    is_allowed = np.zeros((len(numbers), len(hosts.kinds)), np.bool_)
+    for (matching, is_pinned, is_waiting), number in numbers.items():
+        for place, kind in enumerate(hosts.kinds):
+            is_excluded = (is_pinned and kind.can_be_interrupted) or (is_waiting and kind.is_configured)
+            is_allowed[number, place] = kind.shape in matching and not is_excluded
+    return np.array(found, np.int64), is_allowed

@@ -1,0 +1,175 @@
+"""Puts the machines of many clusters in hosting order, on columns (docs/spec/engine.md §3.4).
+
+It equals `fleet.sort_hosts` for clusters without a target composition.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.machines import HELD
+from bigfleet.engine.shapes.state import ClusterState
+
+Rows = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+#: Stands for a room without a limit.
+NO_LIMIT: Final = 1 << 62
+
+
+class Kind(NamedTuple):
+    """What rows look at before they use a machine."""
+
+    shape: int
+    is_configured: bool
+    can_be_interrupted: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostColumns:
+    """The hosts of some clusters, by cluster, each in hosting order."""
+
+    #: Where the hosts of each cluster begin, and where the last ones end.
+    first: Rows
+    #: The machine, as a row of the view.
+    row: Rows
+    #: A place in `kinds`.
+    kind: Rows
+    kinds: Sequence[Kind]
+    #: Supply less overheads: (host, dimension).
+    totals: Rows
+
+
+def hosts_in_order(
+    fleet: DecisionState, machines: ColumnMachines, clusters: Sequence[ClusterState], wanted: Floats
+) -> HostColumns:
+    """Return the hosts of the clusters; `wanted` has the whole demand of each: (cluster, dimension)."""
+    held = [machines.held_rows(cluster.id) for cluster in clusters]
+    sizes = [len(rows) for rows in held]
+    hosts = _Hosts.of(machines, np.concatenate(held), np.repeat(np.arange(len(clusters)), sizes))
+    # Machines that agree in all of this differ in their ids alone.
+    alike, first = _numbered(hosts.cluster, hosts.state, hosts.shape, hosts.offer, hosts.keep)
+    example = hosts.at(first)
+    totals = _totals(fleet, clusters, example)
+    price = np.array([offer.price_usd_per_hour for offer in machines.vocabulary.offers])
+    cost = price[example.offer] * _largest_share(wanted[example.cluster], totals)
+    order = np.argsort(_ranks(example.cluster, example.state, cost, example.keep)[alike], kind="stable")
+    if fleet.options.fullness:
+        order = _fuller_first(fleet, machines, hosts, order)
+    hosts, alike = hosts.at(order), alike[order]
+    risk = np.array([offer.interruption_probability > 0 for offer in machines.vocabulary.offers])
+    kind, first = _numbered(hosts.shape, hosts.state == 0, risk[hosts.offer])
+    kinds = [
+        Kind(shape, state == 0, is_risky)
+        for shape, state, is_risky in zip(
+            hosts.shape[first].tolist(), hosts.state[first].tolist(), risk[hosts.offer[first]].tolist(), strict=True
+        )
+    ]
+    ends = np.cumsum(np.array(sizes, np.int64))
+    return HostColumns(np.concatenate(([0], ends)), hosts.row, kind, kinds, totals[alike])
+
+
+class _Hosts(NamedTuple):
+    """Machines with what orders them."""
+
+    row: Rows
+    cluster: Rows
+    #: A place in `HELD`.
+    state: Rows
+    shape: Rows
+    offer: Rows
+    stamp: Rows
+    #: Ascends as the assigned reclamation dollars descend.
+    keep: Rows
+
+    @classmethod
+    def of(cls, machines: ColumnMachines, row: Rows, cluster: Rows) -> "_Hosts":
+        """Return some rows of the view."""
+        columns, vocabulary = machines.columns, machines.vocabulary
+        shape, offer, stamp = (column[row].astype(np.int64) for column in (columns.shape, columns.offer, columns.stamp))
+        places = np.zeros(256, np.int64)
+        places[list(HELD)] = range(len(HELD))
+        stamps, number = np.unique(stamp, return_inverse=True)
+        dollars = [-vocabulary.stamps[each].reclamation_dollars for each in stamps.tolist()]
+        keep = np.unique(np.array(dollars, np.float64), return_inverse=True)[1][number]
+        return cls(row, cluster, places[columns.state[row]], shape, offer, stamp, keep)
+
+    def at(self, places: Rows) -> "_Hosts":
+        """Return some of them."""
+        return _Hosts(*(column[places] for column in self))
+
+
+def _numbered(*columns: npt.NDArray[Any]) -> tuple[Rows, Rows]:
+    """Return a number for each place, equal where all columns are, and the first place of each number."""
+    found = np.zeros(len(columns[0]), np.int64)
+    first = found[:1]
+    for column in columns:
+        size = int(column.max(initial=0)) + 1
+        _, first, found = np.unique(found * size + column, return_index=True, return_inverse=True)
+    return found, first
+
+
+def _ranks(*keys: npt.NDArray[Any]) -> Rows:
+    """Return the rank of each place, the first key first; equal ones have one rank."""
+    order = np.lexsort(keys[::-1])
+    is_next = np.zeros(len(order), np.bool_)
+    for key in keys:
+        in_order = key[order]
+        is_next[1:] |= in_order[1:] != in_order[:-1]
+    ranks = np.zeros(len(order), np.int64)
+    ranks[order] = np.cumsum(is_next)
+    return ranks
+
+
+def _totals(fleet: DecisionState, clusters: Sequence[ClusterState], hosts: _Hosts) -> Rows:
+    """Return supply less overheads: (host, dimension)."""
+    own = np.array([number + 1 if c.id in fleet.options.overheads else 0 for number, c in enumerate(clusters)])
+    number, first = _numbered(own[hosts.cluster], hosts.shape)
+    totals = [
+        [min(milli, NO_LIMIT) for milli in fleet.total(clusters[cluster].id, shape)]
+        for cluster, shape in zip(hosts.cluster[first].tolist(), hosts.shape[first].tolist(), strict=True)
+    ]
+    return np.array(totals, np.int64).reshape(len(totals), len(fleet.dimensions.names))[number]
+
+
+def _largest_share(wanted: Floats, totals: Rows) -> Floats:
+    """Return the largest demand ÷ total over the dimensions with a finite total above 0."""
+    is_finite = (totals > 0) & (totals < NO_LIMIT)
+    shares = np.divide(wanted, totals.astype(np.float64), out=np.zeros(totals.shape), where=is_finite)
+    found: Floats = shares.max(axis=1, initial=0.0)
+    return found
+
+
+def _fuller_first(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts, order: Rows) -> Rows:
+    """Swap machines that are alike, so that those whose nodes are fuller come first."""
+    fullness = np.zeros(len(machines.ids), np.int64)
+    for machine_id, amount in fleet.options.fullness.items():
+        row = machines.row_of(machine_id)
+        if row is not None:
+            fullness[row] = amount
+    found = hosts.at(order)
+    full = fullness[found.row]
+    places = np.flatnonzero(np.isin(found.cluster, found.cluster[full != 0]))
+    found, full = found.at(places), full[places]
+    offers = [(o.price_usd_per_hour, o.interruption_probability) for o in machines.vocabulary.offers]
+    stamps = np.unique(found.stamp)
+    groups = np.zeros(int(stamps.max(initial=0)) + 1, np.int64)
+    groups[stamps] = _numbers([machines.vocabulary.stamps[stamp].group for stamp in stamps.tolist()])
+    alike, _ = _numbered(
+        found.cluster, found.shape, found.state, _numbers(offers)[found.offer], found.keep, groups[found.stamp]
+    )
+    swapped = order.copy()
+    swapped[places[np.argsort(alike, kind="stable")]] = order[places[np.lexsort((-full, alike))]]
+    return swapped
+
+
+def _numbers(values: Sequence[Hashable]) -> Rows:
+    """Return a number for each value, equal for equal ones."""
+    known: dict[Hashable, int] = {}
+    return np.array([known.setdefault(value, len(known)) for value in values], np.int64)

@@ -317,7 +317,7 @@ class Shard:
             last_rollups=self._rollups.last_rollups,
             clock=self._clock,
         )
-        self._known_clusters = KnownClusters(
+        self.known_clusters = KnownClusters(
             store=store,
             intake=self.intake,
             last_rollups=self._rollups.last_rollups,
@@ -330,7 +330,7 @@ class Shard:
             clock=self._clock,
             audit=self.audit,
         )
-        self.retirement = self._known_clusters.retirement
+        self.retirement = self.known_clusters.retirement
 
     @property
     def is_ready(self) -> bool:
@@ -403,7 +403,7 @@ class Shard:
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
-            self._known_clusters.look()
+            self.known_clusters.look()
         rows = self.waiting_growth.rows_in_force
         limited = self.limits.followed(self.policies, lambda: rows(table.by_cluster()))
         bounded = ((cluster, self.waiting_growth.reported(cluster, found)) for cluster, found in limited)

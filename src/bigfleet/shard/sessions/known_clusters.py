@@ -21,6 +21,9 @@ from bigfleet.shard.sessions.demand import Intake
 from bigfleet.shard.sessions.registry import Sessions
 from bigfleet.shard.status.cycle_publisher import CyclePublisher
 
+#: Clusters that a shard remembers, of which each has a session, or has reported. Another one gets no session.
+CLUSTERS_MAX = 10_000
+
 _log = structlog.get_logger("bigfleet.shard.sessions.known_clusters")
 
 
@@ -62,6 +65,14 @@ class KnownClusters:
         self._demand_backoff = demand_backoff
         self._publisher = publisher
         self._metrics = metrics
+
+    def has_room_for(self, cluster: str) -> bool:
+        """Say whether the cluster may open a session: it is remembered, or there is room for another one."""
+        if cluster in self._intake.reported or self._sessions.of(cluster) is not None:
+            return True
+        if len(self._intake.reported) + len(self._last_rollups) + len(self._sessions) < CLUSTERS_MAX:
+            return True
+        return len(self._intake.reported | self._last_rollups.keys() | self._sessions.clusters) < CLUSTERS_MAX
 
     def look(self) -> None:
         """End the retirements that are over and forget every cluster of which nothing is left."""

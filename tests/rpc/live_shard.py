@@ -10,8 +10,9 @@ from grpc import aio
 
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.servers import shardadmin as shardadmin_server
 from bigfleet.rpc.servers import shardread as shardread_server
-from bigfleet.rpc.wire.gen import shard_pb2, shardread_pb2_grpc
+from bigfleet.rpc.wire.gen import shard_pb2, shardadmin_pb2_grpc, shardread_pb2_grpc
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.patience import PATIENCE_SECONDS
 from tests.shard.world import World
@@ -29,6 +30,7 @@ class LiveShard:
         self.server = server
         self.channel = channel
         self.read: Any = shardread_pb2_grpc.ShardReadStub(channel)
+        self.admin: Any = shardadmin_pb2_grpc.ShardAdminStub(channel)
 
     def dial(self) -> "Peer":
         """Open a Session stream that has said nothing yet."""
@@ -51,8 +53,9 @@ async def live_shard(world: World | None = None) -> AsyncIterator[LiveShard]:
     def register(server: aio.Server) -> None:
         session_server.add_to_server(session_server.SessionServicer(world.shard), server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(world.shard, LoopClock()), server)
+        shardadmin_server.add_to_server(shardadmin_server.ShardAdminServicer(world.shard), server)
 
-    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
+    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME)
     server = GrpcServer(services=services, register=register, receive_bytes_max=session_server.FRAME_BYTES_MAX)
     port = await server.start("127.0.0.1", 0)
     try:

@@ -21,6 +21,7 @@ from bigfleet.rpc.servers import session as session_server
 from bigfleet.rpc.wire.convert_need import needs_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.sessions import known_clusters
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import CROSSED, LiveShard, Peer, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -540,3 +541,21 @@ async def test_an_operator_that_reads_verdicts_gets_them(live: LiveShard) -> Non
     assert (row.unmet_reason, row.age_cycles_unmet) == (shardread_pb2.UNMET_REASON_PRIORITY_STARVED, 1)
     assert row.residual_deficit.resources
     assert row.message
+
+
+async def test_clusters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer in plain text that reported a row under ever new names filled the shard: silent clusters are kept."""
+    monkeypatch.setattr(known_clusters, "CLUSTERS_MAX", 5)
+    async with live_shard() as live:
+        for number in range(5):
+            peer = await live.connect(f"x{number}")
+            await peer.say(rollup=rollup(f"x{number}"))
+            await peer.hear_ack("rollup")
+            await peer.stop_talking()
+            await peer.end()
+        peer = live.dial()
+        await peer.say(hello=shard_pb2.Hello(cluster_id="one-more"))
+        code, text = await peer.end()
+        assert (code, "retire those that are gone" in text) == (Code.RESOURCE_EXHAUSTED, True)
+        assert len(live.shard.intake.table.clusters) == 5
+        await live.connect("x0")

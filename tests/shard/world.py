@@ -42,6 +42,7 @@ from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.cycle.engine_runner import EngineMaker, fleet_engine
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.shard.ownership.retired_clusters import RetirementStore
 from bigfleet.shard.ports import (
     FenceToken,
     ListedMachine,
@@ -373,6 +374,7 @@ class World:
         audit_log: AuditLog | None = None,
         shard_id: str = "shard-0",
         ownership_file: OwnershipFile | None = None,
+        retirements: RetirementStore | None = None,
         reclaim_after_seconds: float = 0.0,
         plan_workers: PlanWorkers | None = None,
     ) -> None:
@@ -391,6 +393,7 @@ class World:
             make_engine=make_engine,
             audit_log=audit_log,
             ownership_file=ownership_file,
+            retirements=retirements,
             plan_workers=plan_workers,
         )
 

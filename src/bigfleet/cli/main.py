@@ -12,6 +12,7 @@ import bigfleet
 from bigfleet.cli.admin.command import app as admin_app
 from bigfleet.cli.audit.command import app as audit_app
 from bigfleet.cli.certs.command import app as certs_app
+from bigfleet.cli.cluster.command import app as cluster_app
 from bigfleet.cli.conformance.command import conformance
 from bigfleet.cli.coordinator.command import CoordinatorCommand, coordinator
 from bigfleet.cli.engine.command import app as engine_app
@@ -62,6 +63,7 @@ app.add_typer(audit_app, name="audit")
 app.add_typer(get_app, name="get")
 app.add_typer(explain_app, name="explain")
 app.add_typer(admin_app, name="admin")
+app.add_typer(cluster_app, name="cluster")
 app.add_typer(snapshot_app, name="snapshot")
 app.add_typer(sim_app, name="sim")
 app.add_typer(kernels_app, name="kernels")

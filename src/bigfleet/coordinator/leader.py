@@ -24,6 +24,12 @@ from bigfleet.coordinator.tables import Tables
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, ShardId
 
+#: Registered shards; a report of another one is rejected. Clusters that are bound; another one is not.
+SHARDS_MAX = 10_000
+CLUSTERS_BOUND_MAX = 100_000
+#: Remembered so that each is logged once; at this number all are forgotten, and logged once more.
+LOGGED_CONFLICTS_MAX = 10_000
+
 _log = structlog.get_logger("bigfleet.coordinator.leader")
 
 
@@ -116,6 +122,8 @@ class Leader:
     async def _is_registered(self, report: ReceivedReport) -> bool:
         """Register the shard, or note what changed; False when a newer process of it has reported."""
         known = self.tables.shards.get(report.shard_id)
+        if known is None and len(self.tables.shards) >= SHARDS_MAX:
+            raise BadReport(f"{SHARDS_MAX} shards are registered, the most allowed; remove those that are gone")
         if known is None:
             now_unix_nanos = self._clock.unix_nanos()
             await self._commit(AddShard(report.shard_id, report.address, report.epoch, now_unix_nanos))
@@ -132,10 +140,15 @@ class Leader:
         """Bind new clusters; one that is bound elsewhere is a conflict, shown and not mended (§4 step 6)."""
         for cluster in sorted(self.ephemeral.known[report.shard_id].clusters):
             bound = self.tables.clusters.get(cluster)
+            if bound is None and len(self.tables.clusters) >= CLUSTERS_BOUND_MAX:
+                _log.error("coordinator.cluster_not_bound", cluster=cluster, most=CLUSTERS_BOUND_MAX)
+                return
             if bound is None:
                 await self._try(BindCluster(cluster, report.shard_id, self._clock.unix_nanos()))
             elif bound.shard_id != report.shard_id and (cluster, report.shard_id) not in self._logged_conflicts:
                 # Once for each: reports come every half minute, and lists show it as long as it lasts.
+                if len(self._logged_conflicts) >= LOGGED_CONFLICTS_MAX:
+                    self._logged_conflicts.clear()
                 self._logged_conflicts.add((cluster, report.shard_id))
                 owner = bound.shard_id
                 _log.warning(

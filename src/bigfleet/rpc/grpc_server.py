@@ -4,6 +4,7 @@ docs/spec/wire.md §2 and §3. It knows no service of ours; the caller adds them
 gate of `bigfleet.rpc.security.identity`. Nothing here decides anything.
 """
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,11 +44,25 @@ COMMAND_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
+_CANNOT_LISTEN = "cannot listen on {}: it is in use or not an address of this machine"
+
 _log = structlog.get_logger("bigfleet.rpc.grpc_server")
 
 
 class ListenFault(Exception):
     """The address cannot be listened on."""
+
+
+def check_can_listen(host: str, port: int) -> None:
+    """Return when a server could listen at an address now, without opening it to callers. Raises ListenFault."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        for family, kind, protocol, _name, place in socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(place)
+    except OSError as error:
+        raise ListenFault(_CANNOT_LISTEN.format(address)) from error
 
 
 class GrpcServer:
@@ -89,8 +104,10 @@ class GrpcServer:
         if reflect:
             reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, *, serving: bool = True) -> int:
         """Listen and serve; return the port, which differs from the one asked for when that was 0.
+
+        `serving` is the health from the first moment on.
 
         Raises ListenFault when the address cannot be bound. Warns of plain text that other machines can reach.
         """
@@ -101,14 +118,14 @@ class GrpcServer:
             else:
                 bound = self._server.add_secure_port(address, server_credentials(self._tls))
         except RuntimeError as error:
-            raise ListenFault(f"cannot listen on {address}: it is in use or not an address of this machine") from error
+            raise ListenFault(_CANNOT_LISTEN.format(address)) from error
         if self.is_insecure_at(host):
             advice = (
                 "anybody who reaches the port may call every RPC under any name; set --tls-cert, --tls-key and --tls-ca"
             )
             _log.warning("rpc.plain_text_enabled", address=address, advice=advice)
+        await self.set_serving(serving=serving)
         await self._server.start()
-        await self.set_serving(serving=True)
         return bound
 
     def is_insecure_at(self, host: str) -> bool:

@@ -119,6 +119,8 @@ class ShardMetrics:
         self.shortfall_rows = gauge("shortfall_rows", "Reported rows that are a shortfall", ["reason", "class"])
         self.machines_unjoined = gauge("machines_unjoined", "Configured machines whose node never became Ready")
         self.clusters_silent = gauge("clusters_silent", "Clusters that have been without a session for too long")
+        self.retired_clusters = gauge("retired_clusters", "Clusters that are retired")
+        self.retired_cluster_machines = gauge("retired_cluster_machines", "Machines of retired clusters that are left")
         self.rollups = counter("rollups_total", "Roll-ups received", ["result"])
         self.rollups_rejected = counter("rollups_rejected_total", "Roll-ups refused as malformed", ["cluster"])
         self.rollup_quarantined = gauge("rollup_quarantined", "1 while the cluster's roll-up is held", ["cluster"])

@@ -16,6 +16,7 @@ from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, TlsPaths, channel_credentials
 from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.servers import shardadmin as shardadmin_server
 from bigfleet.rpc.servers import shardread as shardread_server
 from bigfleet.rpc.servers.provider import RECEIVE_BYTES_MAX, SEND_BYTES_MAX, SERVICE, ProviderServicer
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -106,13 +107,14 @@ async def secure_shard(files: TlsFiles, world: World | None = None) -> AsyncIter
     """Serve a world's shard with TLS while the context lasts."""
     world = world or World()
     registry = CollectorRegistry()
-    gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME,))
+    gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME))
 
     def register(server: aio.Server) -> None:
         session_server.add_to_server(session_server.SessionServicer(world.shard, gate), server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(world.shard, LoopClock()), server)
+        shardadmin_server.add_to_server(shardadmin_server.ShardAdminServicer(world.shard), server)
 
-    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
+    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME)
     server = GrpcServer(services=services, register=register, tls=files, gate=gate)
     port = await server.start("127.0.0.1", 0)
     try:

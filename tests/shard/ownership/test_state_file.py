@@ -122,8 +122,8 @@ def test_a_file_with_a_damaged_page_is_refused(tmp_path: Path) -> None:
     ("change", "finding"),
     [
         (
-            "UPDATE meta SET value = '3' WHERE key = 'schema'",
-            "has schema 3, this program knows 2; run a newer bigfleet",
+            "UPDATE meta SET value = '4' WHERE key = 'schema'",
+            "has schema 4, this program knows 3; run a newer bigfleet",
         ),
         ("UPDATE meta SET value = '' WHERE key = 'schema'", "has no readable schema and epoch"),
         ("DELETE FROM meta WHERE key = 'epoch'", "has no readable schema and epoch"),

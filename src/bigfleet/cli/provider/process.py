@@ -43,7 +43,7 @@ from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import MemoryStore
-from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
+from bigfleet.rpc.grpc_server import GrpcServer, ListenFault, check_can_listen
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import export_expiry, is_loopback
 from bigfleet.rpc.servers.provider import (
@@ -165,6 +165,7 @@ async def serve_substrate(
         store.file_fault if isinstance(store, SqliteProviderStore) else lambda: "", registry, "bigfleet_provider"
     )
     try:
+        check_can_listen(*place.address)
         await _start(core)
         stop = stop_on_signals()
         substrate.take_offers(core.offered)
@@ -238,8 +239,14 @@ async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Subst
 async def _serve(
     place: ProviderPlace, core: CapacityCore, server: GrpcServer, stop: asyncio.Event, metrics: ProviderMetrics
 ) -> None:
+    """Open the port once there is an inventory to serve, and serve it until `stop`.
+
+    Other programs take an open port for a provider that answers.
+    """
     host, port = place.address
-    bound = await server.start(host, port)
+    if not await _is_loaded_before(core, stop):
+        return
+    bound = await server.start(host, port, serving=core.is_ready)
     is_plain = place.tls is None and not is_loopback(host)
     metrics.insecure.set(1 if is_plain or place.certify else 0)
     if place.certify:
@@ -248,18 +255,28 @@ async def _serve(
             advice="an admin may change machines with any token or none; use it in tests only",
         )
     health = asyncio.create_task(_follow_health(core, server))
-    stopping = asyncio.create_task(stop.wait())
-    loaded = asyncio.create_task(core.loaded())
     try:
-        await asyncio.wait({stopping, loaded}, return_when=asyncio.FIRST_COMPLETED)
+        _log.info("provider.started", address=f"{host}:{bound}", machines=len((await core.list()).records))
+        await stop.wait()
+    finally:
+        health.cancel()
+        await asyncio.gather(health, return_exceptions=True)
+
+
+async def _is_loaded_before(core: CapacityCore, stop: asyncio.Event) -> bool:
+    """Wait for the first inventory; return False when `stop` comes first. Raises StartRefused for an unusable one."""
+    if not core.is_ready:
+        _log.info("inventory.awaited", advice="the port opens once the first inventory was read; /readyz is 503")
+    loaded, stopping = asyncio.create_task(core.loaded()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({loaded, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if loaded.done():
             loaded.result()
-            _log.info("provider.started", address=f"{host}:{bound}", machines=len((await core.list()).records))
-        await stopping
+        return loaded.done()
     finally:
-        for task in (health, stopping, loaded):
+        for task in (loaded, stopping):
             task.cancel()
-        await asyncio.gather(health, stopping, loaded, return_exceptions=True)
+        await asyncio.gather(loaded, stopping, return_exceptions=True)
 
 
 async def _follow_health(core: CapacityCore, server: GrpcServer) -> None:

@@ -33,6 +33,7 @@ from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import export_expiry
 from bigfleet.rpc.servers import session as session_server
+from bigfleet.rpc.servers import shardadmin as shardadmin_server
 from bigfleet.rpc.servers import shardread as shardread_server
 from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
 from bigfleet.shard.cluster_policy import PolicyFile
@@ -79,8 +80,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             ),
             clock=clock,
             on_call=lambda method, code, seconds: shard.metrics.provider_rpc.labels(method, code).observe(seconds),
-            # What is in this process needs no certificate.
-            tls=place.tls if place.provider_address else None,
+            tls=place.tls if place.provider_address else None,  # what is in this process needs no certificate
         )
         stack.push_async_callback(provider.close)
         engines = ShardEngines(registry)
@@ -100,6 +100,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             make_engine=engine_maker or engines.make,
             audit_log=audit_file,
             ownership_file=state_file.ownership,
+            retirements=state_file.retirements,
             plan_workers=workers,
             # Half a million machines hold no garbage, and looking through them would take a collection a second.
             on_inventory=gc.freeze,
@@ -203,7 +204,8 @@ async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: async
 
 
 def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, place: ShardPlace) -> GrpcServer:
-    gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME,))
+    answered = (shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME)
+    gate = Gate(registry, "bigfleet_shard", services=answered)
     if place.tls is not None:
         export_expiry(place.tls, registry, "bigfleet_shard")
     sessions = session_server.SessionServicer(shard, gate, hello_bytes_max=place.hello_bytes_max)
@@ -211,8 +213,9 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
     def register(server: aio.Server) -> None:
         session_server.add_to_server(sessions, server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock), server)
+        shardadmin_server.add_to_server(shardadmin_server.ShardAdminServicer(shard), server)
 
-    services = (session_server.SERVICE_NAME, shardread_server.SERVICE_NAME)
+    services = (session_server.SERVICE_NAME, *answered)
     return GrpcServer(
         services=services, register=register, receive_bytes_max=place.frame_bytes_max, tls=place.tls, gate=gate
     )

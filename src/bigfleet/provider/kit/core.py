@@ -28,7 +28,7 @@ from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.operations.restart import Restart
 from bigfleet.provider.records.calls import Call, argument_fault, shown
-from bigfleet.provider.records.fence import NO_TOKEN, Mark, Token
+from bigfleet.provider.records.fence import NO_TOKEN, SHARDS_PER_MACHINE_MAX, Mark, Token
 from bigfleet.provider.records.kinds import EDGES, Kind
 from bigfleet.provider.records.lifecycle import accepted
 from bigfleet.provider.records.quarantine import FactsQuarantine
@@ -344,6 +344,10 @@ class CapacityCore:
                     sequence=call.token.sequence,
                 )
                 raise Refused(Code.FAILED_PRECONDITION, "stale token: a newer one of this shard was accepted")
+            if not self._ledger.has_room_for(call.machine_id, call.token):
+                _log.warning("fence.full", machine_id=shown(call.machine_id), shard_id=shown(call.token.shard_id))
+                text = f"{SHARDS_PER_MACHINE_MAX} other shards have called for this machine lately"
+                raise Refused(Code.RESOURCE_EXHAUSTED, text)
             mark = self._ledger.mark_of(call.machine_id, call.token)
             try:
                 try:

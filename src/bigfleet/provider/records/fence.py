@@ -1,10 +1,10 @@
 """Fences calls: decides which tokens pass, and keeps the marks of the newest (docs/spec/provider.md §4, ADR-0058).
 
-One mark per (machine, shard). Marks of machines in the inventory stay for good; the others are bounded in number and
-age. A mark must never move back.
+One mark per (machine, shard). Marks of machines in the inventory stay for good, up to a number of shards for each
+machine; the others are bounded in number and age. A mark must never move back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +13,9 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 
 UNKNOWN_MARKS_MAX = 100_000
 UNKNOWN_MARK_SECONDS_MAX = 7 * 24 * 3600
+#: Shards that have called for one machine of the inventory. At this number another one takes the place of the mark that
+#: was used least recently, if that is older than `UNKNOWN_MARK_SECONDS_MAX`; else its calls are refused.
+SHARDS_PER_MACHINE_MAX = 256
 
 
 class Token(NamedTuple):
@@ -76,6 +79,22 @@ class Fence:
         mark = self.mark(machine_id, token.shard_id)
         return mark is None or token.order > (mark.epoch, mark.sequence)
 
+    def has_room(self, machine_id: str, token: Token, now_unix_nanos: int) -> bool:
+        """Say whether a token may leave a mark: there are not too many shards for its machine."""
+        marks = self._known.get(machine_id)
+        if token.is_absent or marks is None or token.shard_id in marks or len(marks) < SHARDS_PER_MACHINE_MAX:
+            return True
+        return _oldest_of(marks).used_unix_nanos < now_unix_nanos - UNKNOWN_MARK_SECONDS_MAX * NANOS_PER_SECOND
+
+    def crowded_out(self, new: Iterable[Mark]) -> list[Mark]:
+        """Return the marks of machines in the inventory in whose place new ones come, for which there was room."""
+        crowded = []
+        for mark in new:
+            marks = self._known.get(mark.machine_id)
+            if marks is not None and mark.shard_id not in marks and len(marks) >= SHARDS_PER_MACHINE_MAX:
+                crowded.append(_oldest_of(marks))
+        return crowded
+
     def put(self, mark: Mark, *, is_known: bool) -> None:
         """Move or set a mark."""
         before = self.mark(mark.machine_id, mark.shard_id)
@@ -134,6 +153,13 @@ class Fence:
         return evicted
 
     def evict(self, marks: Iterable[Mark]) -> None:
-        """Forget marks of ids outside the inventory."""
+        """Forget marks."""
         for mark in marks:
+            known = self._known.get(mark.machine_id)
+            if known is not None and known.pop(mark.shard_id, None) is not None:
+                self.known_count -= 1
             self._take_unknown(mark.machine_id, mark.shard_id)
+
+
+def _oldest_of(marks: Mapping[str, Mark]) -> Mark:
+    return min(marks.values(), key=lambda mark: (mark.used_unix_nanos, mark.shard_id))

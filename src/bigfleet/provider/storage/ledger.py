@@ -152,6 +152,10 @@ class Ledger:
             if not turn.users:
                 del self._turns[key]
 
+    def has_room_for(self, machine_id: str, token: Token) -> bool:
+        """Say whether a token may leave a mark for the machine."""
+        return self.fence.has_room(machine_id, token, self._clock.unix_nanos())
+
     def mark_of(self, machine_id: str, token: Token) -> Mark | None:
         """Return the mark that a passing token leaves, or None for an absent one."""
         if token.is_absent:
@@ -278,7 +282,10 @@ class Ledger:
             tombstones=tuple(tombstones),
             tombstones_dropped=(*returned, *(t.machine_id for t in expired)),
             marks=marks,
-            marks_dropped=tuple(self.fence.evictable(now, {(m.machine_id, m.shard_id) for m in marks})),
+            marks_dropped=(
+                *self.fence.evictable(now, {(m.machine_id, m.shard_id) for m in marks}),
+                *self.fence.crowded_out(marks),
+            ),
             sealed=sealed,
             sealed_dropped=self._ended_seals(written, tombstones, sealed),
             incarnation=next((c.incarnation for c in reversed(changes) if c.incarnation is not None), None),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Timer
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -73,7 +73,7 @@ class ShardReader:
         self._stub = shardread_pb2_grpc.ShardReadStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
-    def __enter__(self) -> "ShardReader":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -22,6 +22,7 @@ SCHEME = "bigfleet"
 SESSION = "/bigfleet.v1alpha1.Shard/Session"
 _PROVIDER = "/bigfleet.v1alpha1.CapacityProvider/"
 _SHARD_READ = "/bigfleet.v1alpha1.ShardRead/"
+_SHARD_ADMIN = "/bigfleet.v1alpha1.ShardAdmin/"
 _COORDINATOR = "/bigfleet.v1alpha1.Coordinator/"
 REPORT = _COORDINATOR + "ReportShard"
 #: What is logged of the names in a foreign certificate.
@@ -97,6 +98,7 @@ MAY_CALL: Mapping[str, frozenset[PeerRole]] = {
         _SHARD_READ + name: _READERS
         for name in ("InspectNeeds", "ListMachines", "ListActions", "ListSessions", "ExplainNeed", "ExplainMachine")
     },
+    **{_SHARD_ADMIN + name: frozenset({PeerRole.ADMIN}) for name in ("RetireCluster", "ReadmitCluster")},
     REPORT: frozenset({PeerRole.SHARD}),
     **{_COORDINATOR + name: _READERS for name in _COORDINATOR_READS},
     **{_COORDINATOR + name: frozenset({PeerRole.ADMIN}) for name in _COORDINATOR_CHANGES},

@@ -32,6 +32,7 @@ from bigfleet.rpc.wire.convert_session import (
 )
 from bigfleet.rpc.wire.gen import shard_pb2
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.sessions.known_clusters import CLUSTERS_MAX
 from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
 from bigfleet.shard.sessions.registry import Session as OperatorSession
 
@@ -91,6 +92,10 @@ class SessionServicer:
             await context.send_initial_metadata(())
         if sessions.is_stopping:
             await context.abort(*_STATUS[CloseReason.STOPPING])
+        if not self._shard.known_clusters.has_room_for(hello.cluster_id):
+            _log.warning("session.refused", cluster=hello.cluster_id, reason="too many clusters", most=CLUSTERS_MAX)
+            text = f"the shard knows {CLUSTERS_MAX} other clusters; retire those that are gone, or add a shard"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         session = sessions.open(hello)
         stream = _Stream(self._shard, session, context)
         writer = asyncio.create_task(stream.write())

@@ -157,6 +157,12 @@ class DemandBackoff:
         if awaited is not None:
             _log.info("action.backoff_ended", cluster=cluster, unrecorded=awaited.unrecorded)
 
+    def forget(self, cluster: str) -> None:
+        """Forget a cluster that is gone; its rows left with its demand."""
+        self._unanswered.pop(cluster, None)
+        self._probing.discard(cluster)
+        self._sessionless.pop(cluster, None)
+
     def keep_only(self, is_wanted: Callable[[RowKey], bool]) -> None:
         """Forget rows that left the demand; `is_wanted` is asked about the rows that are refused alone."""
         for key in [key for key in self._rows if not is_wanted(key)]:

@@ -140,11 +140,32 @@ class Audit:
 
     def note(self, record: ActionRecord) -> None:
         """Write the record of an action that ended or was suppressed. Never raises OSError."""
+        if self._log is not None:
+            self._append(self._log, self._fields(record))
+
+    def note_change(
+        self, *, kind: str, cluster: str, reason: str, owner: str, message: str, at_unix_nanos: int
+    ) -> None:
+        """Write the record of what an administrator changed; `owner` is the URI of the caller. Never raises OSError."""
         if self._log is None:
             return
+        fields: dict[str, object] = {
+            "time": _rfc3339(at_unix_nanos),
+            "shard": self._shard_id,
+            "epoch": self._epoch,
+            "kind": kind,
+            "cluster": _text(cluster),
+            "reason": _text(reason),
+            "owner": _text(owner),
+            "outcome": "success",
+            "message": _text(message),
+        }
+        self._append(self._log, fields)
+
+    def _append(self, log: AuditLog, fields: dict[str, object]) -> None:
         self._sequence += 1
         try:
-            self._write(self._log, self._fields(record))
+            self._write(log, fields)
         except OSError as error:
             self._metrics.audit_write_errors.inc()
             if not self._lost_in_a_row:

@@ -27,6 +27,7 @@ from bigfleet.recording.hook import CycleInput, CycleTaker, recorded
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from bigfleet.shard.actuation.executors import Executors
+from bigfleet.shard.actuation.session_resync import SessionResync
 from bigfleet.shard.actuation.stockouts import Stockouts
 from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit, AuditLog
@@ -52,10 +53,12 @@ from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership import Ownership, rows_with
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.shard.ownership.retired_clusters import MemoryRetirements, RetirementStore
 from bigfleet.shard.ports import Provider, ProviderRefusal, ShardSettings, TokenSource
 from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnedResources, OwnershipFilter
 from bigfleet.shard.reconcile.reconciler import Reconciler
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
+from bigfleet.shard.sessions.known_clusters import KnownClusters
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
 from bigfleet.shard.sessions.rollup_intake import OnRollUp, RollUpIntake
 from bigfleet.shard.status.cycle_publisher import CyclePublisher, Subscribers
@@ -83,6 +86,7 @@ class Shard:
         make_engine: EngineMaker = fleet_engine,
         audit_log: AuditLog | None = None,
         ownership_file: OwnershipFile | None = None,
+        retirements: RetirementStore | None = None,
         recorder: CycleTaker | None = None,
         plan_workers: PlanWorkers | None = None,
         on_inventory: Callable[[], None] = lambda: None,
@@ -90,8 +94,8 @@ class Shard:
     ) -> None:
         """Without `ownership_file` all is ours that no other shard has bound, and that cannot change.
 
-        Without `plan_workers` compositions are planned within the cycle. `on_inventory` is called once, when the first
-        List has been applied, `on_rollup` with each roll-up and what became of it.
+        Without `retirements` those end with the process, without `plan_workers` compositions are planned in the cycle.
+        `on_inventory` is called once, when the first List has been applied, `on_rollup` with each roll-up.
         """
         self.shard_id = shard_id
         self.epoch = epoch
@@ -135,7 +139,7 @@ class Shard:
         self._trigger = CycleTrigger(self._clock, settings.wake_gap_seconds)
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
-        self._make_rollups(on_rollup)
+        self._make_rollups(on_rollup, retirements or MemoryRetirements())
         self.metrics.epoch.set(self.epoch)
         self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
@@ -233,6 +237,13 @@ class Shard:
             note_drain=self.stuck.note_drain,
             is_reserved=lambda machine_id: machine_id in self._resources.reservations,
         )
+        self._resync = SessionResync(
+            sessions=self.sessions,
+            publisher=self.publisher,
+            executors=self.executors,
+            ingest=self.ingest,
+            inventory=self.inventory,
+        )
         self.actuator = Actuator(
             settings=self.settings,
             inventory=self.inventory,
@@ -297,7 +308,8 @@ class Shard:
             report_interval_seconds=self.settings.report_interval_seconds,
         )
 
-    def _make_rollups(self, on_rollup: OnRollUp) -> None:
+    def _make_rollups(self, on_rollup: OnRollUp, store: RetirementStore) -> None:
+        """Make the way of roll-ups, and what ends the memory of a cluster."""
         self._rollups = RollUpIntake(
             intake=self.intake,
             sessions=self.sessions,
@@ -308,7 +320,10 @@ class Shard:
             wake=self.wake,
             on_rollup=on_rollup,
             largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
+            refusal_of=lambda cluster: self.retirement.refusal_of(cluster),
         )
+        #: Takes a session's roll-ups one after the other, newest first in line, until the session ends.
+        self.serve_rollups = self._rollups.serve
         self.session_views = SessionViews(
             sessions=self.sessions,
             intake=self.intake,
@@ -316,6 +331,20 @@ class Shard:
             last_rollups=self._rollups.last_rollups,
             clock=self._clock,
         )
+        self.known_clusters = KnownClusters(
+            store=store,
+            intake=self.intake,
+            last_rollups=self._rollups.last_rollups,
+            sessions=self.sessions,
+            inventory=self.inventory,
+            actions=self._actions,
+            demand_backoff=self.demand_backoff,
+            publisher=self.publisher,
+            metrics=self.metrics,
+            clock=self._clock,
+            audit=self.audit,
+        )
+        self.retirement = self.known_clusters.retirement
 
     @property
     def is_ready(self) -> bool:
@@ -349,15 +378,7 @@ class Shard:
             _log.info("shard.became_ready", machines=len(self.inventory), cycle=self.cycle)
 
     async def _cycles(self) -> None:
-        next_tick_seconds = self._clock.monotonic_seconds()
-        started_seconds = float("-inf")
-        while True:
-            is_timer = await self._trigger.next(next_tick_seconds, started_seconds)
-            started_seconds = self._clock.monotonic_seconds()
-            if is_timer:
-                # Several ticks may have passed; they are still one.
-                while next_tick_seconds <= started_seconds:
-                    next_tick_seconds += self.settings.cycle_interval_seconds
+        async for is_timer in self._trigger.cycles(self.settings.cycle_interval_seconds):
             await self.step(is_timer=is_timer)
 
     async def step(self, *, is_timer: bool = True) -> CycleReport:
@@ -396,7 +417,11 @@ class Shard:
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
-        self._limit_demand(computed_at_unix_nanos)
+            self.known_clusters.look()
+        rows = self.waiting_growth.rows_in_force
+        limited = self.limits.followed(self.policies, lambda: rows(table.by_cluster()))
+        bounded = ((cluster, self.waiting_growth.reported(cluster, found)) for cluster, found in limited)
+        self.intake.replace_rows(bounded, computed_at_unix_nanos)
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.publisher.judged()
@@ -435,7 +460,7 @@ class Shard:
             )
         )
         self._ages, context, effects = concluded.ages, concluded.context, concluded.effects
-        self._refresh_overflowed_sessions()
+        self._resync.repair()
         self.publisher.publish_hints(effects)
         timer.end("emit")
         passed = await self.guardrails.enqueue(
@@ -457,13 +482,6 @@ class Shard:
             return await self._decider.decide(asked.snapshot, asked.demand, asked.options, timer.decided)
 
         return await recorded(self.recorder, asked, self.limits.decide(asked, decide))
-
-    def _limit_demand(self, now_unix_nanos: int) -> None:
-        """Have rows decided on as the cluster policy says now."""
-        rows = self.waiting_growth.rows_in_force
-        changed = self.limits.followed(self.policies, lambda: rows(self.intake.table.by_cluster()))
-        bounded = ((cluster, self.waiting_growth.reported(cluster, rows)) for cluster, rows in changed)
-        self.intake.replace_rows(bounded, now_unix_nanos)
 
     def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
         table = self.intake.table
@@ -494,7 +512,7 @@ class Shard:
             self._log_ready()
             self._on_inventory()
             for session in self.sessions:
-                self._resync(session)
+                self._resync.start(session)
                 # Each takes a moment that grows with its cluster.
                 await self._clock.sleep(0)
 
@@ -556,10 +574,6 @@ class Shard:
         """Take one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here."""
         return self._rollups.judge(session, offer)
 
-    async def serve_rollups(self, session: Session) -> None:
-        """Take the session's roll-ups one after the other, newest first in line, until the session ends."""
-        await self._rollups.serve(session)
-
     def stop_sessions(self) -> None:
         """Refuse new sessions and end every stream: the first step of a clean stop."""
         self.sessions.stop()
@@ -567,7 +581,7 @@ class Shard:
     def _session_opened(self, session: Session) -> None:
         self.demand_backoff.session_opened(session.cluster)
         self.publisher.session_opened(session)
-        self._resync(session)
+        self._resync.start(session)
 
     def _node_seen(self, machine: Machine, status: NodeStatus) -> None:
         self.publisher.joins.seen(machine, status)
@@ -583,18 +597,3 @@ class Shard:
             # A cluster that is gone, or never was one, leaves no series behind.
             self.metrics.rollup_quarantined.remove(session.cluster)
             self.metrics.rollups_rejected.remove(session.cluster)
-
-    def _refresh_overflowed_sessions(self) -> None:
-        for session in self.sessions.overflowed():
-            self._resync(session)
-            self.publisher.frames_lost(session)
-
-    def _resync(self, session: Session) -> None:
-        """Tell a session its drains under way, then its machines, as they are when the stream takes them."""
-        again, show, cluster = self.executors.instruction_again, self.ingest.state_for, session.cluster
-        session.outbox.start_resync(
-            [
-                *(partial(again, machine_id) for machine_id in self.executors.drain_waits_of(cluster)),
-                *(partial(show, machine_id, cluster) for machine_id in self.inventory.bound_to(cluster)),
-            ]
-        )

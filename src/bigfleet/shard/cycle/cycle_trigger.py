@@ -1,6 +1,7 @@
 """Waits for the next cycle: the timer, or a wake-up on changed demand (docs/spec/shard.md §3)."""
 
 import asyncio
+from collections.abc import AsyncIterator
 
 from bigfleet.model.clock import Clock
 
@@ -17,6 +18,18 @@ class CycleTrigger:
     def wake(self) -> None:
         """Ask for a cycle soon."""
         self._wakeup.set()
+
+    async def cycles(self, interval_seconds: float) -> AsyncIterator[bool]:
+        """Yield at the start of each cycle whether it is a timer cycle, the first time at once."""
+        next_tick_seconds, started_seconds = self._clock.monotonic_seconds(), float("-inf")
+        while True:
+            is_timer = await self.next(next_tick_seconds, started_seconds)
+            started_seconds = self._clock.monotonic_seconds()
+            if is_timer:
+                # Several ticks may have passed; they are still one.
+                while next_tick_seconds <= started_seconds:
+                    next_tick_seconds += interval_seconds
+            yield is_timer
 
     async def next(self, next_tick_seconds: float, started_seconds: float) -> bool:
         """Wait for the next cycle; return whether the ticker has fired."""

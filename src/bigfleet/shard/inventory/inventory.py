@@ -97,6 +97,10 @@ class Inventory:
         """Return the ids of the machines that carry this cluster, ascending. Cost: one look at a column."""
         return self._store.ids_in(cluster) if cluster in self._members else []
 
+    def count_bound_to(self, cluster: str) -> int:
+        """Return how many machines carry this cluster."""
+        return self._members.get(cluster, 0)
+
     def idle_since_seconds(self, machine_id: MachineId) -> float | None:
         """Return the monotonic second at which the machine became Idle, None when it is not Idle."""
         return self._idle_since_seconds.get(machine_id)

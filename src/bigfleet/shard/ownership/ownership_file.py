@@ -73,7 +73,7 @@ class OwnershipFile:
         """Make a higher term durable; one that is not higher changes nothing. Raises OwnershipNotWritten."""
         if term <= self.accepted_term:
             return
-        with self._transaction():
+        with self.transaction():
             self._put_meta(TERM_KEY, str(term))
         self.accepted_term = term
 
@@ -83,7 +83,7 @@ class OwnershipFile:
         It costs what differs from before, and a look at each row.
         """
         reserved = self.reservations if reservations is None else reservations
-        with self._transaction():
+        with self.transaction():
             self._write_domains(owned)
             self._write_rows(owned.rows)
             self._write_reservations(reserved)
@@ -100,7 +100,8 @@ class OwnershipFile:
         ensure(self.accepted_term == term, f"{self._path}: the file holds term {term}, not {self.accepted_term}")
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
+        """Make the changes of a block to the tables of the file durable as a whole. Raises OwnershipNotWritten."""
         fault = self._fault()
         if fault:
             raise OwnershipNotWritten(fault)

@@ -19,9 +19,11 @@ from bigfleet.files.watch import FileWatch
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ownership import Base
 from bigfleet.shard.ownership.ownership_file import DamagedRow, OwnershipFile, make_tables
+from bigfleet.shard.ownership.retired_clusters import TABLE as RETIRED_CLUSTERS_TABLE
+from bigfleet.shard.ownership.retired_clusters import RetirementFile
 
-#: 1 held the epoch alone, 2 also what the shard owns.
-SCHEMA = 2
+#: 1 held the epoch alone, 2 also what the shard owns, 3 also the clusters that are retired.
+SCHEMA = 3
 FILE_NAME = "shard.db"
 LOCK_NAME = "shard.lock"
 #: The largest number that fits the wire's int64.
@@ -45,7 +47,13 @@ class StateFile:
     """The open state file of one shard process; a context manager that closes it."""
 
     def __init__(
-        self, connection: sqlite3.Connection, lock: IO[str], epoch: int, ownership: OwnershipFile, watch: FileWatch
+        self,
+        connection: sqlite3.Connection,
+        lock: IO[str],
+        epoch: int,
+        ownership: OwnershipFile,
+        retirements: RetirementFile,
+        watch: FileWatch,
     ) -> None:
         self._connection = connection
         self._lock = lock
@@ -54,6 +62,8 @@ class StateFile:
         self.epoch = epoch
         #: What the shard owns, and the term that it has accepted.
         self.ownership = ownership
+        #: The clusters that are retired.
+        self.retirements = retirements
 
     @classmethod
     def open(cls, directory: Path, *, shard_id: str, clock: Clock, new_file_owns: Base = Base.ALL) -> Self:
@@ -81,6 +91,7 @@ class StateFile:
                 connection.execute("PRAGMA journal_mode=WAL")
                 watch = FileWatch(path, directory / LOCK_NAME)
                 ownership = OwnershipFile(connection, path, watch.fault)
+                retirements = RetirementFile(connection, ownership.transaction)
                 # The file alone then holds the epoch, also in a copy without its log. SQLite refuses it until tables
                 # have been read.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -94,7 +105,7 @@ class StateFile:
                 raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
             on_fault.pop_all()
         warn_of_loose_modes((directory, path, directory / LOCK_NAME))
-        return cls(connection, lock, epoch, ownership, watch)
+        return cls(connection, lock, epoch, ownership, retirements, watch)
 
     def fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""
@@ -179,6 +190,8 @@ def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, cloc
         epoch = max(1, clock.unix_nanos() // NANOS_PER_SECOND)
     if stored.get("schema", "1") == "1":
         make_tables(connection, base)
+    if stored.get("schema", "1") in ("1", "2"):
+        connection.execute(RETIRED_CLUSTERS_TABLE)
     connection.executemany(
         "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
         [("schema", str(SCHEMA)), ("shard_id", shard_id), ("epoch", str(epoch))],

@@ -279,6 +279,8 @@ class RollUpOutcome(Enum):
     HELD = "held"
     REJECTED = "rejected"
     MISROUTED = "misrouted"
+    #: Of a cluster that is retired.
+    RETIRED = "retired"
 
 
 @dataclass(slots=True)
@@ -300,7 +302,7 @@ class Intake:
         """`bounded` returns a cluster's reported rows as they are to be decided on."""
         self.table = NeedsTable()
         self._bounded = bounded
-        #: Clusters that have reported since this process started, held reports included.
+        #: Clusters that have reported since this process started, held reports included, and those that are retired.
         self.reported: set[str] = set()
         self._reported_by_now: frozenset[str] = frozenset()
         self._guard = guard
@@ -308,8 +310,7 @@ class Intake:
 
     def reported_by_now(self) -> frozenset[str]:
         """Return the clusters that have reported by now: the same object until another one reports."""
-        # Nothing ever leaves them.
-        if len(self._reported_by_now) < len(self.reported):
+        if self._reported_by_now != self.reported:
             self._reported_by_now = frozenset(self.reported)
         return self._reported_by_now
 
@@ -365,6 +366,18 @@ class Intake:
             bounded = self._bounded(cluster, rows)
             self.table.replace(cluster, bounded, overheads=overheads, now_unix_nanos=now_unix_nanos)
         return verdict
+
+    def end_demand(self, cluster: str, *, now_unix_nanos: int) -> None:
+        """Empty a cluster's demand as if it had reported that, without the quarantine."""
+        self.reported.add(cluster)
+        self._clusters.pop(cluster, None)
+        self.table.replace(cluster, self._bounded(cluster, ()), now_unix_nanos=now_unix_nanos)
+
+    def forget(self, cluster: str) -> None:
+        """Forget that a cluster without demand has ever reported; nothing of it is reclaimed then."""
+        assert not self.table.rows_of(cluster), f"{cluster} has demand"
+        self.reported.discard(cluster)
+        self._clusters.pop(cluster, None)
 
     def is_quarantined(self, cluster: str) -> bool:
         """Say whether the cluster's last roll-up was held."""

@@ -79,6 +79,8 @@ class Session:
     pending_rollup: RollUpOffer | None = None
     #: When it was opened, on the shard's monotonic clock.
     opened_seconds: float = 0.0
+    #: Whether it was logged that its roll-ups are refused, because its cluster is retired.
+    has_logged_refusal: bool = False
     rollup_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     #: Request ids of bootstrap requests that this session has to answer.
     bootstrap_requests: set[str] = field(default_factory=set)

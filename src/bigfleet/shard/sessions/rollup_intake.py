@@ -45,10 +45,12 @@ class RollUpIntake:
         wake: Callable[[], None],
         on_rollup: OnRollUp,
         largest_supply: Callable[[str], Vector],
+        refusal_of: Callable[[str], str] = lambda _cluster: "",
     ) -> None:
         """`wake` asks for a cycle on changed demand; `on_rollup` is called with each roll-up and what became of it.
 
-        `largest_supply` is that of the machines bound to a cluster, per dimension.
+        `largest_supply` is that of the machines bound to a cluster, per dimension; `refusal_of` returns why no roll-up
+        of a cluster is taken, "" when they are.
         """
         self._intake = intake
         self._sessions = sessions
@@ -59,6 +61,7 @@ class RollUpIntake:
         self._wake = wake
         self._on_rollup = on_rollup
         self._largest_supply = largest_supply
+        self._refusal_of = refusal_of
         #: Wall clock of each cluster's last roll-up.
         self.last_rollups: dict[str, int] = {}
 
@@ -76,6 +79,13 @@ class RollUpIntake:
         if offer.cluster_id != session.cluster:
             _log.warning("rollup.misrouted", session=session.cluster, cluster=offer.cluster_id)
             return RollUpOutcome.MISROUTED
+        refusal = self._refusal_of(session.cluster)
+        if refusal:
+            if not session.has_logged_refusal:
+                session.has_logged_refusal = True
+                _log.warning("rollup.refused", cluster=session.cluster, rows=offer.rows, reason=refusal)
+            self._sessions.reject_rollup(session, offer, refusal)
+            return RollUpOutcome.RETIRED
         if self._intake.is_unchanged(session.cluster, offer.digest):
             self._publisher.rollup_repeated(session.cluster, offer.timestamp_unix_nanos)
             self._sessions.acknowledge_rollup(session, offer, held=False)
@@ -131,6 +141,7 @@ class RollUpIntake:
     async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
         """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""
         digest = await self._compute(lambda: offer.digest)
-        if offer.cluster_id != session.cluster or self._intake.knows(session.cluster, digest):
+        is_unread = offer.cluster_id != session.cluster or self._refusal_of(session.cluster)
+        if is_unread or self._intake.knows(session.cluster, digest):
             return offer
         return await self._compute(lambda: read_offer(offer))

@@ -190,6 +190,18 @@ class CyclePublisher:
         self._follow(cluster)
         self._latency.demand_repeated(cluster, self._clock.monotonic_seconds())
 
+    def demand_ended(self, cluster: str) -> None:
+        """A cluster's demand ended without a roll-up that says so: no verdict is due."""
+        self._rollups.pop(cluster, None)
+        self._verdicts.forget(cluster)
+        self._follow(cluster)
+        self._latency.demand_taken(cluster, (), self._clock.monotonic_seconds())
+
+    def forget(self, cluster: str) -> None:
+        """Forget a cluster that is gone: it has no session, no demand and no machine."""
+        self.demand_ended(cluster)
+        self._hints.session_ended(cluster)
+
     def _follow(self, cluster: str) -> None:
         """Take up what changed of a cluster's session or roll-up."""
         session, timestamp_unix_nanos = self._sessions.of(cluster), self._rollups.get(cluster)

@@ -1,0 +1,1 @@
+"""Implements `bigfleet cluster`: retires clusters that are gone (docs/operating.md)."""

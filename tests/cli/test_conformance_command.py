@@ -67,12 +67,7 @@ def test_ids_choose_their_profiles_where_none_are_named() -> None:
         ConformanceProfile.CLOUD,
         ConformanceProfile.DELTA,
     }
-    assert profiles_asked(None, None) == {
-        ConformanceProfile.CORE,
-        ConformanceProfile.CLOUD,
-        ConformanceProfile.DELTA,
-        ConformanceProfile.SPOT,
-    }
+    assert profiles_asked(None, None) == {ConformanceProfile.CORE, ConformanceProfile.CLOUD}
 
 
 def test_a_command_is_split_as_a_shell_would_and_keeps_its_placeholders() -> None:

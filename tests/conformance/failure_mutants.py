@@ -20,7 +20,8 @@ from bigfleet.conformance.ports import (
 )
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
-from bigfleet.provider.backend import CONFIGURE_WAITS
+from bigfleet.provider.backend import CONFIGURE_WAITS, MachineView, Op
+from bigfleet.provider.backends.fault import FaultReadiness
 from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
 from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.operations.restart import Restart
@@ -274,6 +275,18 @@ async def taken_up_without_a_word(sound: Any, restart: Restart, record: Record, 
     await restart._ledger.commit(Change(record=_with(failed, last_error="")))
 
 
+class HungIsReady(FaultReadiness):
+    """A checker that believes in a node whose Configure never ended."""
+
+    async def ready(self, machine: MachineView, cluster: str, op: Op) -> bool:
+        return cluster != READINESS_BLOCK
+
+
+async def taken_up_as_never_begun(sound: Any, restart: Restart, record: Record, kind: Kind) -> None:
+    """What was interrupted counts as never begun."""
+    await restart._ledger.commit(Change(record=back_at_the_start(record, record)))
+
+
 FAILURE_KIT_MUTANTS = (
     Mutant(name="a Configure that errs goes back", breaks="FAULT-1", patch=failure(Kind.CONFIGURE, back_at_the_start)),
     Mutant(name="a Configure that errs stays", breaks="FAULT-1", patch=failure(Kind.CONFIGURE, stuck)),
@@ -340,6 +353,16 @@ FAILURE_KIT_MUTANTS = (
         name="what was interrupted counts as done",
         breaks="DUR-6",
         patch=lambda: method(Restart, "_take_up", taken_up_as_done),
+    ),
+    Mutant(
+        name="a Configure that hung is ready after a restart",
+        breaks="DUR-6",
+        making=Making(fault_readiness=HungIsReady),
+    ),
+    Mutant(
+        name="what was interrupted was never begun",
+        breaks="DUR-6",
+        patch=lambda: method(Restart, "_take_up", taken_up_as_never_begun),
     ),
     Mutant(
         name="what was interrupted fails without a word",

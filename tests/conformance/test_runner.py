@@ -1,9 +1,12 @@
 """What a run proves and what it tells: verdicts, skips, streams of draws, call logs, slots."""
 
 import random
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from bigfleet.cli.conformance.view import print_summary
 from bigfleet.conformance.behaviour import Behaviour
 from bigfleet.conformance.calls import CALLS_RETAINED_MAX
 from bigfleet.conformance.catalogue import BY_ID
@@ -195,6 +198,25 @@ def test_a_report_counts_every_outcome() -> None:
         report.count(BehaviourOutcome.SKIPPED),
         report.count(BehaviourOutcome.FAILED),
     ) == (1, 1, 0)
+
+
+def test_each_profile_has_a_verdict_of_its_own() -> None:
+    """One that fails, or that was not run, takes nothing from another."""
+    asked = BOTH | {ConformanceProfile.DELTA}
+    outcomes = results((CORE, BehaviourOutcome.PASSED), (CLOUD, BehaviourOutcome.FAILED))
+    report = ConformanceReport(plan=Plan(profiles=asked), targets={}, results=outcomes)
+    console = Console(file=StringIO(), width=120)
+    print_summary(report, console)
+
+    assert report.verdict is Verdict.FAILED
+    assert report.verdicts == {
+        ConformanceProfile.CORE: Verdict.CERTIFIED,
+        ConformanceProfile.CLOUD: Verdict.FAILED,
+        ConformanceProfile.DELTA: Verdict.INCOMPLETE,
+    }
+    assert isinstance(console.file, StringIO)
+    last = console.file.getvalue().splitlines()[-1]
+    assert last == "core: CERTIFIED, cloud: FAILED, delta (BigFleet's own): INCOMPLETE"
 
 
 class NoSecondLane(LaneSites):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from bigfleet.cli.pod_controller.process import PodControllerMetrics
 from bigfleet.coordinator.metrics import CoordinatorMetrics
+from bigfleet.engine.shortfalls import PRIORITY_CLASSES
 from bigfleet.model.compute import compute_inline
 from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.provider.metrics import ProviderMetrics
@@ -17,6 +19,8 @@ from bigfleet.recording.recorder import Recorder
 from bigfleet.recording.values import RecordingHead
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, export_expiry
+from bigfleet.shard.metrics import UNMET_REASONS
+from bigfleet.shard.outcomes import ActionOutcome
 from tests.shard.world import World
 
 #: Labels that Prometheus puts on every series of a target.
@@ -26,9 +30,14 @@ OF_PROMETHEUS: Mapping[str, frozenset[str]] = {"up": OF_TARGETS}
 
 
 def registries() -> Mapping[str, CollectorRegistry]:
-    """Return what each program exports, by the prefix of its series, as its process registers it."""
-    shard, provider, operator, pods = World().registry, CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
+    """Return what each program can export, by the prefix of its series, as its process registers it."""
+    world = World()
+    shard, provider, operator, pods = world.registry, CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
     coordinator = CollectorRegistry()
+    for outcome in ActionOutcome:
+        world.shard.metrics.outcomes.labels("Bootstrap", outcome.value)
+    for reason, priority in product(UNMET_REASONS, PRIORITY_CLASSES):
+        world.shard.metrics.shortfall_rows.labels(reason.label, priority)
     CoordinatorMetrics(coordinator)
     ProviderMetrics(provider)
     OperatorMetrics(operator)

@@ -289,9 +289,14 @@ class LiveShard:
 
     def metric(self, name: str) -> float:
         """Return the value of a sample, such as `fenced_total`; 0 when there is none."""
+        return next(
+            (float(line.split()[-1]) for line in self.series() if line.startswith(f"bigfleet_shard_{name} ")), 0.0
+        )
+
+    def series(self) -> list[str]:
+        """Return the samples of one scrape, a line each."""
         with urllib.request.urlopen(f"http://{self._http}/metrics", timeout=PATIENCE_SECONDS) as answer:
-            lines = answer.read().decode().splitlines()
-        return next((float(line.split()[-1]) for line in lines if line.startswith(f"bigfleet_shard_{name} ")), 0.0)
+            return [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
 
     def said(self, event: str) -> list[dict[str, Any]]:
         """Return the log's events of a name."""

@@ -48,8 +48,10 @@ def expect_certified(profiles: frozenset[ConformanceProfile], out: Path, *argume
     behaviours = behaviours_of(profiles)
 
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == f"CERTIFIED: {len(behaviours)} passed"
+    assert done.stdout.splitlines()[-2] == f"CERTIFIED: {len(behaviours)} passed"
+    assert done.stdout.splitlines()[-1].count(": CERTIFIED") == len(profiles)
     report = json.loads((out / "report.json").read_text())
+    assert report["verdicts"] == {profile.value: "CERTIFIED" for profile in profiles}
     assert {b["id"]: b["outcome"] for b in report["behaviours"]} == {b.id: "passed" for b in behaviours}
 
 

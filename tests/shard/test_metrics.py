@@ -2,13 +2,11 @@
 
 import asyncio
 
-import grpc
 import pytest
 from prometheus_client.metrics import MetricWrapperBase
 
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS
-from bigfleet.model.states import TRANSITIONS, MachineState
-from bigfleet.shard.metrics import PROVIDER_METHODS
+from bigfleet.model.states import MachineState
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -31,9 +29,8 @@ async def test_every_bounded_label_is_exported_from_the_start_at_zero() -> None:
     world = World()
 
     assert set(labelled(world, "shortfalls_aged")) == {("1-9",), ("10-59",), ("60-299",), ("300+",)}
-    assert len(labelled(world, "shortfall_rows")) == 8 * 4
     assert {("unspecified",), ("0",), ("pinned",)} <= set(labelled(world, "demand_machines"))
-    zeros = ("demand_machines", "shortfalls_aged", "shortfall_rows", "machines_unjoined", "clusters_silent")
+    zeros = ("demand_machines", "shortfalls_aged", "machines_unjoined", "clusters_silent")
     assert {value for name in zeros for value in labelled(world, name).values()} == {0}
 
 
@@ -48,21 +45,39 @@ async def test_every_label_that_has_an_end_of_values_starts_with_all_of_them() -
     }
     samples = {name: len(getattr(world.shard.metrics, name)._metrics) for name, names in labels.items() if names}
 
-    assert {name for name, count in samples.items() if not count} == {"rollups_rejected", "rollup_quarantined"}
-    assert all("cluster" in labels[name] for name, count in samples.items() if not count)
+    assert {name for name, count in samples.items() if not count} == {
+        "observed_jumps",
+        "provider_rpc",
+        "rollups_rejected",
+        "rollup_quarantined",
+        "shortfall_rows",
+    }
+    assert all(len(labels[name]) > 1 or labels[name] == ("cluster",) for name, count in samples.items() if not count)
 
 
 @pytest.mark.rule("shard 14/2")
-async def test_provider_calls_and_observed_jumps_start_at_zero() -> None:
-    """Every method with every code of gRPC; every pair of states that the table has no edge for."""
-    world = World()
-    calls, jumps = labelled(world, "provider_rpc_seconds_count"), labelled(world, "observed_jumps_total")
+async def test_combinations_of_labels_exist_once_they_occur() -> None:
+    """A shortfall that ends leaves its series at zero."""
+    world = World(ScriptedProvider())
+    operator = world.connect("c1")
+    await world.cycle()
+    assert not labelled(world, "shortfall_rows")
+    operator.report(need("c1", "4"))
+    await world.cycle()
+    assert list(labelled(world, "shortfall_rows").values()) == [1]
+    operator.report()
+    await world.cycle()
 
-    assert set(calls) == {(code.name, method) for code in grpc.StatusCode for method in PROVIDER_METHODS}
-    states = [state for state in MachineState if state]
-    pairs = {(one.label, two.label) for one in states for two in states if one is not two}
-    assert set(jumps) == pairs - {(one.label, two.label) for one, two in TRANSITIONS}
-    assert {*calls.values(), *jumps.values()} == {0}
+    assert list(labelled(world, "shortfall_rows").values()) == [0]
+
+
+@pytest.mark.rule("shard 14/2")
+async def test_machines_of_no_capacity_type_are_not_exported_while_there_are_none() -> None:
+    world = World()
+    unknown = {labels for labels in labelled(world, "inventory_machines") if "Unspecified" in labels}
+
+    assert unknown == set()
+    assert len(labelled(world, "inventory_machines")) == 8 * 4
 
 
 @pytest.mark.rule("shard 14/6")

@@ -97,12 +97,20 @@ async def test_every_value_of_a_bounded_label_is_there_from_the_start(name: str)
 
 
 @pytest.mark.rule("shard 14/2")
-async def test_each_outcome_of_each_kind_is_there_from_the_start() -> None:
-    """Re-drives included."""
-    family = exported(World().registry)["action_execute_outcomes_total"]
-    pairs = {(s.labels["kind"], s.labels["outcome"]) for s in family.samples if s.name.endswith("_total")}
+async def test_what_alerts_compare_with_is_there_from_the_start() -> None:
+    """Successes of each kind, re-drives included, and failed instructions of each kind."""
+    families = exported(World().registry)
+    outcomes = [
+        (s.labels["kind"], s.labels["outcome"], s.value)
+        for s in families["action_execute_outcomes_total"].samples
+        if s.name.endswith("_total")
+    ]
+    kinds = (*BOUNDED["actions_total"]["kind"], "Redrive")
+    instructions = [s for s in families["instructions_total"].samples if s.name.endswith("_total")]
 
-    assert len(pairs) == 6 * 21
+    assert sorted(outcomes) == sorted((kind, "success", 0) for kind in kinds)
+    assert {(s.labels["outcome"], s.value) for s in instructions} == {("failed", 0)}
+    assert len(instructions) == 6
 
 
 @pytest.mark.rule("shard 14/3")

@@ -21,6 +21,7 @@ class ConformanceProfile(Enum):
 
     CORE = "core"
     CLOUD = "cloud"
+    #: BigFleet's own: the public contract does not ask for cursors with removals.
     DELTA = "delta"
     SPOT = "spot"
     FAULT = "fault"
@@ -31,6 +32,11 @@ class ConformanceProfile(Enum):
     def lane(self) -> Lane:
         """The provider on which the profile's behaviours are tried."""
         return _LANES.get(self, Lane.MAIN)
+
+    @property
+    def title(self) -> str:
+        """The name for people, which says what the public contract does not ask for."""
+        return f"{self.value} (BigFleet's own)" if self is ConformanceProfile.DELTA else self.value
 
 
 _LANES = {

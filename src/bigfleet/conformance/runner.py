@@ -33,7 +33,7 @@ class BehaviourOutcome(Enum):
 
 
 class Verdict(Enum):
-    """What a run proves."""
+    """What a run proves, in all or about one profile."""
 
     CERTIFIED = "CERTIFIED"
     FAILED = "FAILED"
@@ -81,6 +81,17 @@ class ConformanceReport:
     def verdict(self) -> Verdict:
         """What the results prove."""
         return verdict_of(self.plan.profiles, self.results)
+
+    @property
+    def verdicts(self) -> dict[ConformanceProfile, Verdict]:
+        """What the results prove about each profile of the plan, in the order of the profiles."""
+        return {
+            profile: verdict_of(
+                frozenset({profile}), [result for result in self.results if result.behaviour.profile is profile]
+            )
+            for profile in ConformanceProfile
+            if profile in self.plan.profiles
+        }
 
     def count(self, outcome: BehaviourOutcome) -> int:
         """Return how many behaviours ended so."""

@@ -1,6 +1,7 @@
 """Defines the metrics of a shard, under the names that dashboards read (docs/spec/shard.md §14).
 
-Every label value of a bounded set is exported from the start, at 0. No label ever carries a machine id.
+Every value of a single label is exported from the start, at 0; combinations of labels once they occur, apart from those
+that alerts compare with. No label ever carries a machine id.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,13 +13,13 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from bigfleet.engine.decision import ActionKind
-from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES
+from bigfleet.engine.shortfalls import AGE_CLASSES
 from bigfleet.model.frames import DrainOutcome, UnmetReason
 from bigfleet.model.instructions import KIND_LABELS, InstructionOutcome
 from bigfleet.model.machine import InvariantFault
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.penalty import ORDINALS, bucket_label
-from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState, is_legal_transition
+from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
 from bigfleet.shard.inventory.fleet_queries import machines_by_kind
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome
@@ -43,27 +44,6 @@ PHASES = ("reconcile", "snapread", "phase1", "phase2", "phase3", "emit", "execut
 REPORT_OUTCOMES = ("ok", "redirected", "error", "stale_term", "rejected")
 #: What a coordinator can instruct, and what this version does not know.
 INSTRUCTION_KINDS = (*KIND_LABELS.values(), "unknown")
-#: The calls that a provider is asked, and the codes with which gRPC ends one.
-PROVIDER_METHODS = ("Create", "Configure", "Drain", "Delete", "Get", "List")
-STATUS_CODES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
 
 
 class _Makers(NamedTuple):
@@ -203,8 +183,9 @@ class ShardMetrics:
             self.ownership_machines.labels(relation)
         for outcome in REPORT_OUTCOMES:
             self.reports.labels(outcome)
-        for kind, answer in product(INSTRUCTION_KINDS, InstructionOutcome):
-            self.instructions.labels(kind, answer.value)
+        for kind in INSTRUCTION_KINDS:
+            # An alert asks for its increase, which begins with a zero.
+            self.instructions.labels(kind, InstructionOutcome.FAILED.value)
 
     def _export_zeros(self) -> None:
         for phase in PHASES:
@@ -224,22 +205,14 @@ class ShardMetrics:
         for label in (*(kind.label for kind in ActionKind), REDRIVE_LABEL):
             self.actions_suppressed.labels(label)
             self.actions_dry_run.labels(label)
-            for outcome_value in ActionOutcome:
-                self.outcomes.labels(label, outcome_value.value)
-        for method, code in product(PROVIDER_METHODS, STATUS_CODES):
-            self.provider_rpc.labels(method, code)
-        for known, observed in product(MachineState, MachineState):
-            # A record without a state is refused before anybody compares it.
-            if known and observed and not is_legal_transition(known, observed):
-                self.observed_jumps.labels(known.label, observed.label)
+            # An alert compares failures with successes, also if there is none.
+            self.outcomes.labels(label, ActionOutcome.SUCCESS.value)
         for state in sorted(TRANSITIONAL_STATES):
             self.machines_stuck.labels(state.label)
         for ordinal in ORDINALS:
             self.demand_machines.labels(bucket_label(ordinal))
         for age in AGE_CLASSES:
             self.shortfalls_aged.labels(age)
-        for reason, priority in product(UNMET_REASONS, PRIORITY_CLASSES):
-            self.shortfall_rows.labels(reason.label, priority)
         for result in RollUpOutcome:
             self.rollups.labels(result.value)
         for ended in DrainOutcome:
@@ -261,18 +234,19 @@ class _InventoryCollector(Collector):
         self._inventory = inventory
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
-        """Return `inventory_machines`, every combination of state and capacity type included."""
+        """Return `inventory_machines`, every combination of state and known capacity type included."""
         family = GaugeMetricFamily(
             f"{_PREFIX}_inventory_machines",
             "Machines known",
             labels=["state", "capacity_type", "interruption_penalty_bucket"],
         )
         counts: dict[tuple[str, str, str], int] = {}
-        for state in MachineState:
-            for capacity_type in CapacityType:
+        for state, capacity_type in product(MachineState, CapacityType):
+            if state and capacity_type:
                 counts[(state.label, capacity_type.label, bucket_label(ORDINALS[0]))] = 0
         # Scrapes are rendered in another thread: only what is immutable may be read here, as of the last cycle.
-        for (state, capacity_type, bucket), number in machines_by_kind(self._inventory.latest_snapshot).items():
+        for kind, number in machines_by_kind(self._inventory.latest_snapshot).items():
+            state, capacity_type, bucket = kind
             counts[(state.label, capacity_type.label, bucket_label(bucket))] = number
         for labels, number in counts.items():
             family.add_metric(labels, number)

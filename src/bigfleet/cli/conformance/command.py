@@ -19,7 +19,8 @@ def conformance(
         str | None, typer.Option(metavar="HOST:PORT", help="Address of a running provider; or use --launch.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Profiles to test, or all; by default core,cloud,delta,spot.")
+        str | None,
+        typer.Option(metavar="LIST", help="Profiles to test, or all; by default core,cloud; delta is ours."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 1,
     only: Annotated[
@@ -42,7 +43,7 @@ def conformance(
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
 ) -> None:
-    """Certify a capacity provider: CERTIFIED, FAILED or INCOMPLETE."""
+    """Certify a capacity provider: CERTIFIED, FAILED or INCOMPLETE for each profile."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
     from bigfleet.cli.conformance.run import run_conformance

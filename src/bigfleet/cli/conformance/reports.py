@@ -37,6 +37,7 @@ def record_of(report: ConformanceReport) -> dict[str, object]:
     """Return the run as report.json shows it."""
     return {
         "verdict": report.verdict.value,
+        "verdicts": {profile.value: verdict.value for profile, verdict in report.verdicts.items()},
         "target": next(iter(report.targets.values()), ""),
         "targets": {lane.value: address for lane, address in report.targets.items()},
         "version": bigfleet.installed_version(),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bigfleet.rpc.security.tls import TlsFiles
 
 ALL: Final = "all"
-DEFAULT_PROFILES: Final = "core,cloud,delta,spot"
+DEFAULT_PROFILES: Final = "core,cloud"
 ADDRESS: Final = "{addr}"
 STATE: Final = "{state}"
 SEEDS: Final = "{seeds}"

@@ -63,7 +63,7 @@ class RunView:
 
 
 def print_summary(report: ConformanceReport, console: Console) -> None:
-    """Print every failure with what repeats it, a table by profile, and the verdict last."""
+    """Print every failure with what repeats it, a table by profile, and the verdict of each profile last."""
     for result in report.results:
         if result.outcome is BehaviourOutcome.FAILED:
             _print_failure(result, report.plan.seed, console)
@@ -75,6 +75,11 @@ def print_summary(report: ConformanceReport, console: Console) -> None:
         f"{report.count(outcome)} {outcome.value}" for outcome in BehaviourOutcome if report.count(outcome)
     )
     console.print(Text.assemble((verdict.value, _VERDICT_STYLES[verdict]), f": {counts or 'nothing ran'}"))
+    by_profile = [
+        Text.assemble(f"{profile.title}: ", (each.value, _VERDICT_STYLES[each]))
+        for profile, each in report.verdicts.items()
+    ]
+    console.print(Text(", ").join(by_profile), soft_wrap=True)
 
 
 def _print_failure(result: Result, seed: int, console: Console) -> None:
@@ -93,5 +98,5 @@ def _table(report: ConformanceReport) -> Table:
         if profile in report.plan.profiles:
             results = [result for result in report.results if result.behaviour.profile is profile]
             counts = [sum(result.outcome is outcome for result in results) for outcome in BehaviourOutcome]
-            table.add_row(profile.value, *(str(count) if count else "-" for count in counts))
+            table.add_row(profile.title, *(str(count) if count else "-" for count in counts))
     return table

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
-from bigfleet.engine.shortfalls import AGE_CLASSES, PRIORITY_CLASSES, Ledger, age_class
+from bigfleet.engine.shortfalls import AGE_CLASSES, Ledger, age_class
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS, CAPABILITY_NODE_STATUS, NeedStatusUpdate, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
@@ -24,7 +24,7 @@ from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import FleetClasses, MachineRows, live_prices
-from bigfleet.shard.metrics import UNMET_REASONS, ShardMetrics
+from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.sessions.node_joins import NodeJoins
 from bigfleet.shard.sessions.registry import Session, Sessions
@@ -140,6 +140,8 @@ class CyclePublisher:
         self._sessions = sessions
         self._metrics = metrics
         self._clock = clock
+        #: Reasons and classes of shortfalls since the start; at most the product of both.
+        self._seen_shortfalls: set[tuple[UnmetReason, str]] = set()
         self.joins = NodeJoins(gate=settings.join_gate, deadline_seconds=settings.join_deadline_seconds)
         self.silence = StaleClusters(alert_seconds=settings.cluster_silence_seconds)
         self._hints = CapacityHints(interval_seconds=settings.available_capacity_interval_seconds)
@@ -310,7 +312,7 @@ class CyclePublisher:
         aged = Counter(age_class(shortfall.age_cycles) for shortfall in ledger.values())
         for age in AGE_CLASSES:
             metrics.shortfalls_aged.labels(age).set(aged[age])
-        for reason in UNMET_REASONS:
-            for priority in PRIORITY_CLASSES:
-                rows = effects.shortfall_rows.get((reason, priority), 0)
-                metrics.shortfall_rows.labels(reason.label, priority).set(rows)
+        self._seen_shortfalls.update(effects.shortfall_rows)
+        for reason, priority in self._seen_shortfalls:
+            rows = effects.shortfall_rows.get((reason, priority), 0)
+            metrics.shortfall_rows.labels(reason.label, priority).set(rows)

@@ -453,12 +453,8 @@ class Shard:
             refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
-        ages = self._ages
-        concluded = await self._compute(
-            lambda: conclude(
-                ages, decision, context, partial(self.publisher.effects_of, subscribers=subscribers), is_timer=is_timer
-            )
-        )
+        ages, effects_of = self._ages, partial(self.publisher.effects_of, subscribers=subscribers)
+        concluded = await self._compute(lambda: conclude(ages, decision, context, effects_of, is_timer=is_timer))
         self._ages, context, effects = concluded.ages, concluded.context, concluded.effects
         self._resync.repair()
         self.publisher.publish_hints(effects)

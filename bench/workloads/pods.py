@@ -1,16 +1,22 @@
-"""W8 and W9 with demand shapes: the decision over pods, whole and incremental (docs/spec/benchmarks.md)."""
+"""Times the decision over pods: at a start, and on W8 and W9 with demand shapes (docs/spec/benchmarks.md)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from bench.engine_fleets import fleet_workload
+from bench.engine_fleets import Workload, fleet_workload, in_list_order, options_of, store_of
 from bench.harness import Benchmark, Repeated
 from bench.workloads.engine import COLUMN_BYTES, Churn
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.shapes.pod_engine import PodEngine
+from bigfleet.model import labels
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
+from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.shapes import DemandShape
+from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import scale
 
 
 def with_shapes(need: Need, shapes: int) -> Need:
@@ -41,6 +47,73 @@ def pod_fleet(machines: int, shapes: int) -> Benchmark:
     return Benchmark(
         name=f"W8 fleet, {shapes} shapes a row",
         size=f"{machines:,} machines",
+        prepare=prepare,
+        items=machines,
+        column_bytes=machines * COLUMN_BYTES,
+        is_slow=True,
+    )
+
+
+#: cpus, and GiB of memory for each.
+_TYPES = {"m6i.2xlarge": (8, 4), "c6i.4xlarge": (16, 2), "r6i.2xlarge": (8, 8), "m6i.8xlarge": (32, 4)}
+
+
+def _held_machine(number: int, clusters: int) -> Machine:
+    name, (cpus, memory) = list(_TYPES.items())[number // clusters % len(_TYPES)]
+    return Machine(
+        id=MachineId(f"seed-{number:07}"),
+        state=MachineState.CONFIGURED,
+        host=HostRef("bench", f"host-{number}"),
+        cluster=ClusterId(f"c-{number % clusters:04}"),
+        instance_type=name,
+        zone="abc"[number // clusters // 5 % 3],
+        capacity_type=CapacityType.ON_DEMAND,
+        allocatable={"cpu": f"{cpus}", "memory": f"{cpus * memory}Gi", "pods": "110"},
+        price_usd_per_hour=0.05 * cpus,
+        assigned_reclamation_penalty_dollars=float(number % 3),
+    )
+
+
+def _held_row(cluster: int, number: int, cpus: int, shapes: int) -> Need:
+    """Return a row of about so many cpus; one in five is limited to two zones."""
+    zones = (Requirement(labels.ZONE, Operator.IN, ("a", "b")),) if number % 5 == 4 else ()
+    unit = {"cpu": (500, 1000, 2000, 4000)[number % 4], "memory": (2 << 30) * 1000}
+    need = Need(
+        cluster=ClusterId(f"c-{cluster:04}"),
+        profile=Profile(requirements=zones, priority=100 + number, interruption_bucket=5, reclamation_bucket=4),
+        aggregate=scale(unit, max(shapes, cpus * 1000 // unit["cpu"])),
+        min_unit=unit,
+        arrival_unix_nanos=1 + number,
+    )
+    return with_shapes(need, shapes)
+
+
+def held_fleet(machines: int, clusters: int, rows: int, shapes: int) -> Workload:
+    """Return a fleet of Configured machines of which every cluster needs about 80 %."""
+    store = store_of((_held_machine(number, clusters) for number in range(machines)), machines)
+    # 16 cpus a machine; the shapes of a row have (shapes + 1) / (2 × shapes) of its min unit on average.
+    cpus = 16 * machines // clusters * 8 // 10 // rows * 2 * shapes // (shapes + 1)
+    demand = [_held_row(c, number, cpus, shapes) for c in range(clusters) for number in range(rows)]
+    return Workload(store, in_list_order(demand), options_of(demand))
+
+
+def pod_start(machines: int, clusters: int, rows: int, shapes: int) -> Benchmark:
+    """The first cycle after a start: every pod runs, and the engine knows nothing."""
+
+    def prepare() -> Callable[[], object]:
+        made = held_fleet(machines, clusters, rows, shapes)
+        view, demand = made.store.snapshot(), tuple(made.demand)
+
+        def work() -> object:
+            decision = PodEngine().decide(view, demand, made.options)
+            assert all(row.satisfied for row in decision.rows), "every pod has a place"
+            return summary(decision)
+
+        return work
+
+    return Benchmark(
+        name=f"Pods at a start, {shapes} shapes a row",
+        size=f"{machines:,} machines, {clusters:,} clusters, {clusters * rows:,} rows",
         prepare=prepare,
         items=machines,
         column_bytes=machines * COLUMN_BYTES,
@@ -89,6 +162,8 @@ def pod_churn(machines: int, *, per_mille: int) -> Benchmark:
 
 
 POD_WORKLOADS = (
+    pod_start(50_000, 1_000, 10, 4),
+    *(pod_start(500_000, 500, 50, shapes) for shapes in (1, 4, 8)),
     *(pod_fleet(50_000, shapes) for shapes in (1, 4, 8)),
     *(pod_churn(50_000, per_mille=share) for share in (0, 10, 100)),
 )

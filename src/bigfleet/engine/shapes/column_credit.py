@@ -13,13 +13,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from bigfleet.engine.decision import Placement, RowResult
+from bigfleet.engine.deferred import Deferred
 from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.column_order import NO_LIMIT, Bools, Floats, HostColumns, Rows, hosts_in_order
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.machines import OrphanKey
-from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, Request
+from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, Request, RowState
 from bigfleet.model.ids import MachineId
-from bigfleet.model.sequences import Deferred
 from bigfleet.model.vector import sum_of
 
 #: Pods of a cluster up to which the columns hold every sum.
@@ -71,7 +71,7 @@ class ColumnCredit:
         first_group = _firsts([len(row.groups) for row in self.rows])
         demand = _Demand.of(self.groups, first_group[self.first_row], len(fleet.dimensions.names))
         self.hosts = hosts_in_order(fleet, machines, clusters, demand.wanted())
-        claims = _Placing(fleet, self.hosts, self.groups, demand).claims()
+        claims = _Placing(self.hosts, self.rows, demand).claims()
         left = demand.counts - np.bincount(claims.group, claims.pods, len(self.groups)).astype(np.int64)
         for group, count in zip(self.groups, left.tolist(), strict=True):
             group.left = count
@@ -87,8 +87,7 @@ class ColumnCredit:
         self.claimed = self.hosts.row[self.claims.host[is_first]]
         self.first_claimed = np.searchsorted(row[order][is_first], np.arange(len(self.rows) + 1))
         index = np.array([group.index for group in self.groups], np.int64)
-        self.shape = index[self.claims.group]
-        self.claim_row = self.hosts.row[self.claims.host]
+        self.placements = _Placements(self.hosts.row[self.claims.host], index[self.claims.group], self.claims.pods)
         self._is_claimed: Bools = np.zeros(len(self.hosts.row), np.bool_)
         self._is_claimed[self.claims.host] = True
 
@@ -136,26 +135,34 @@ class ColumnClaims:
         claims = credit.first_claim[first_row : end_row + 1].tolist()
         claimed = credit.first_claimed[first_row : end_row + 1].tolist()
         for place, row in enumerate(credit.rows[first_row:end_row]):
-            here, machines = slice(*claims[place : place + 2]), slice(*claimed[place : place + 2])
-            placed = partial(_placements, ids, credit.claim_row[here], credit.shape[here], credit.claims.pods[here])
+            start, end = claims[place : place + 2]
+            first, last = claimed[place : place + 2]
             yield (
                 row.position,
                 RowResult(
                     need=row.need,
                     members=(row.need,),
-                    claimed=Deferred(machines.stop - machines.start, partial(_ids, ids, credit.claimed[machines])),
-                    held=sum_of((shape.resources, shape.count) for shape in (*row.need.shapes, *row.need.waiting)),
-                    placements=Deferred(here.stop - here.start, placed),
+                    claimed=Deferred(last - first, partial(_ids, ids, credit.claimed, first, last)),
+                    held=sum_of([(shape.resources, shape.count) for shape in (*row.need.shapes, *row.need.waiting)]),
+                    placements=Deferred(end - start, partial(_placements, ids, credit.placements, start, end)),
                 ),
             )
 
 
-def _ids(ids: Sequence[MachineId], rows: Rows) -> tuple[MachineId, ...]:
-    return tuple([ids[row] for row in rows.tolist()])
+class _Placements(NamedTuple):
+    """One claim in each place of the columns, by row, then by host in hosting order."""
+
+    row: Rows
+    shape: Rows
+    pods: Rows
 
 
-def _placements(ids: Sequence[MachineId], rows: Rows, shapes: Rows, counts: Rows) -> tuple[Placement, ...]:
-    columns = (rows.tolist(), shapes.tolist(), counts.tolist())
+def _ids(ids: Sequence[MachineId], rows: Rows, start: int, end: int) -> tuple[MachineId, ...]:
+    return tuple([ids[row] for row in rows[start:end].tolist()])
+
+
+def _placements(ids: Sequence[MachineId], claims: _Placements, start: int, end: int) -> tuple[Placement, ...]:
+    columns = (column[start:end].tolist() for column in claims)
     return tuple([Placement(ids[row], shape, count) for row, shape, count in zip(*columns, strict=True)])
 
 
@@ -226,9 +233,9 @@ class _Claims(NamedTuple):
 class _Placing:
     """Places the groups of all clusters, step by step."""
 
-    def __init__(self, fleet: DecisionState, hosts: HostColumns, groups: Sequence[PodGroup], demand: _Demand) -> None:
+    def __init__(self, hosts: HostColumns, rows: Sequence[RowState], demand: _Demand) -> None:
         self._hosts, self._demand = hosts, demand
-        self._access, self._is_allowed = _access(fleet, hosts, groups)
+        self._access, self._is_allowed = _access(hosts, rows)
         #: Hosts that may have room, in order, and how many of them each cluster has.
         self._host = np.arange(len(hosts.row))
         self._sizes = np.diff(hosts.first)
@@ -305,16 +312,21 @@ class _Placing:
         self._found.append(_Claims(self._host[places], groups[cluster], taken))
 
 
-def _access(fleet: DecisionState, hosts: HostColumns, groups: Sequence[PodGroup]) -> tuple[Rows, Bools]:
+def _access(hosts: HostColumns, rows: Sequence[RowState]) -> tuple[Rows, Bools]:
     """Return a number for each group, and whether groups of a number may use hosts of a kind: (number, kind)."""
-    numbers: dict[tuple[frozenset[int], bool, bool], int] = {}
-    found = [
-        numbers.setdefault((group.row.matching, group.row.is_pinned, group.is_waiting), len(numbers))
-        for group in groups
-    ]
-    is_allowed = np.zeros((len(numbers), len(hosts.kinds)), np.bool_)
-    for (matching, is_pinned, is_waiting), number in numbers.items():
-        for place, kind in enumerate(hosts.kinds):
-            is_excluded = (is_pinned and kind.can_be_interrupted) or (is_waiting and kind.is_configured)
-            is_allowed[number, place] = kind.shape in matching and not is_excluded
-    return np.array(found, np.int64), is_allowed
+    numbers: dict[tuple[frozenset[int], bool], int] = {}
+    number = [numbers.setdefault((row.matching, row.is_pinned), len(numbers)) for row in rows]
+    is_waiting = [group.is_waiting for row in rows for group in row.groups]
+    found = 2 * np.repeat(np.array(number, np.int64), [len(row.groups) for row in rows]) + np.array(
+        is_waiting, np.int64
+    )
+    shapes = np.array([kind.shape for kind in hosts.kinds], np.int64)
+    is_risky = np.array([kind.can_be_interrupted for kind in hosts.kinds], np.bool_)
+    is_coming = np.array([not kind.is_configured for kind in hosts.kinds], np.bool_)
+    is_allowed = np.zeros((2 * len(numbers), len(shapes)), np.bool_)
+    for (matching, is_pinned), place in numbers.items():
+        is_usable = np.isin(shapes, list(matching))
+        if is_pinned:
+            is_usable &= ~is_risky
+        is_allowed[2 * place], is_allowed[2 * place + 1] = is_usable, is_usable & is_coming
+    return found, is_allowed

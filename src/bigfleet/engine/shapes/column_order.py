@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 NO_LIMIT: Final = 1 << 62
 
 
-class Kind(NamedTuple):
+class HostKind(NamedTuple):
     """What rows look at before they use a machine."""
 
     shape: int
@@ -41,7 +41,7 @@ class HostColumns:
     row: Rows
     #: A place in `kinds`.
     kind: Rows
-    kinds: Sequence[Kind]
+    kinds: Sequence[HostKind]
     #: Supply less overheads: (host, dimension).
     totals: Rows
 
@@ -66,7 +66,7 @@ def hosts_in_order(
     risk = np.array([offer.interruption_probability > 0 for offer in machines.vocabulary.offers])
     kind, first = _numbered(hosts.shape, hosts.state == 0, risk[hosts.offer])
     kinds = [
-        Kind(shape, state == 0, is_risky)
+        HostKind(shape, state == 0, is_risky)
         for shape, state, is_risky in zip(
             hosts.shape[first].tolist(), hosts.state[first].tolist(), risk[hosts.offer[first]].tolist(), strict=True
         )

@@ -20,6 +20,7 @@ from bigfleet.engine.shapes.state import (
     ClusterState,
     ClusterUnits,
     Dimensions,
+    DomainVerdict,
     HostState,
     Impossible,
     OfferState,
@@ -28,7 +29,6 @@ from bigfleet.engine.shapes.state import (
     Room,
     RowState,
     Searched,
-    Verdict,
     dominant_share,
     largest,
 )
@@ -75,7 +75,7 @@ class Rooms:
         self._totals: dict[tuple[str, int], Room] = {}
         self._largest: dict[tuple[str, frozenset[int]], tuple[list[tuple[int, ...]], list[int]]] = {}
         self._pods: dict[tuple[tuple[str, int], ...], tuple[Request, float]] = {}
-        self._can_host: dict[tuple[str, frozenset[int], Request], bool] = {}
+        self._hostable: dict[tuple[str, frozenset[int]], _Hostable] = {}
 
     def total(self, cluster: str, shape: int) -> Room:
         """Return a machine's supply less the cluster's overheads; not to be changed."""
@@ -111,15 +111,26 @@ class Rooms:
             found = self._pods[key] = (request, dominant_share(request, most, self._dimensions.pods))
         return found
 
-    def can_host(self, cluster: str, matching: frozenset[int], request: Request) -> bool:
-        """Return whether a known machine of some shapes has room for the request when it is empty."""
-        key = (cluster if cluster in self._overheads else "", matching, request)
-        found = self._can_host.get(key)
+    def hostable(self, cluster: str, matching: frozenset[int]) -> Mapping[Request, bool]:
+        """Return for every request whether a known machine of some shapes has room for it when it is empty."""
+        key = (cluster if cluster in self._overheads else "", matching)
+        found = self._hostable.get(key)
         if found is None:
-            if len(self._can_host) >= CACHED_MAX:
-                self._can_host.clear()
-            rooms, _most = self.known(cluster, matching)
-            found = self._can_host[key] = any(all(room[d] >= milli for d, milli in request) for room in rooms)
+            found = self._hostable[key] = _Hostable(self.known(cluster, matching)[0])
+        return found
+
+
+class _Hostable(dict[Request, bool]):
+    """Finds for a request whether any of some rooms holds it, each request once."""
+
+    def __init__(self, rooms: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        self._rooms = rooms
+
+    def __missing__(self, request: Request) -> bool:
+        if len(self) >= CACHED_MAX:
+            self.clear()
+        found = self[request] = any(all(room[d] >= milli for d, milli in request) for room in self._rooms)
         return found
 
 
@@ -150,7 +161,7 @@ class DecisionState:
     #: What searches of small clusters found; it only saves work.
     searched: dict[Hashable, Searched] = field(default_factory=dict)
     #: What domains offer gangs; it only saves work.
-    verdicts: dict[Hashable, Verdict] = field(default_factory=dict)
+    verdicts: dict[Hashable, DomainVerdict] = field(default_factory=dict)
     #: Numbers of offers; decisions that share verdicts share it.
     offer_numbers: dict[Hashable, int] = field(default_factory=dict)
     #: Configured machines by cluster; made when a row looks for victims.
@@ -359,6 +370,7 @@ def _groups(fleet: DecisionState, row: RowState) -> list[PodGroup]:
             limit=shape.max_per_machine,
             is_waiting=index >= len(row.need.shapes),
             size=size,
+            left=shape.count,
         )
         groups.append(group)
     # Those of equal size stay in the order of their index.
@@ -372,17 +384,17 @@ def _size(group: PodGroup) -> float:
 
 def _set_aside(fleet: DecisionState, row: RowState) -> None:
     """Take out the groups of which no known machine can host one pod, with the dimension that comes closest."""
+    hostable = fleet.rooms.hostable(row.cluster.id, row.matching)
+    excluded = [group for group in row.groups if not hostable[group.request]]
+    if not excluded:
+        return
     rooms, most = fleet.rooms.known(row.cluster.id, row.matching)
-    hostable = []
-    for group in row.groups:
-        if fleet.rooms.can_host(row.cluster.id, row.matching, group.request):
-            hostable.append(group)
-            continue
+    for group in excluded:
         lacking = [(d, milli) for d, milli in group.request if most[d] < milli]
         dimension, wanted = lacking[0] if lacking else group.request[0]
         name = fleet.dimensions.names[dimension] if rooms else ""
         row.impossible.append(Impossible(group, name, wanted, most[dimension]))
-    row.groups = hostable
+    row.groups = [group for group in row.groups if hostable[group.request]]
 
 
 def _check_unit(fleet: DecisionState, row: RowState) -> None:

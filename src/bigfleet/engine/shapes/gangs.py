@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
-from bigfleet.engine.shapes.state import ClusterState, HostIndex, HostState, OfferState, RowState, Verdict
+from bigfleet.engine.shapes.state import ClusterState, DomainVerdict, HostIndex, HostState, OfferState, RowState
 
 
 class DomainRank(NamedTuple):
@@ -144,7 +144,7 @@ def _domains(row: RowState, fleet: DecisionState, index: HostIndex) -> Iterator[
         row.matching = _in_domain(row, fleet, value)
         verdict = _verdict(gang, fleet, offers.get(value, ()), index)
         row.matching = everywhere
-        if verdict is not None and verdict.total:
+        if verdict is not None and verdict.hosts_something:
             yield _ranked(value, verdict, offers.get(value, ()), is_off_target=value not in planned)
 
 
@@ -163,10 +163,16 @@ def _unclaimed(offer: OfferState) -> int:
     return offer.available - offer.earmarked
 
 
-def _ranked(value: str, verdict: Verdict, offers: Sequence[OfferState], *, is_off_target: bool) -> GangDomain:
-    is_whole = verdict.total == 1
-    lacking = Fraction(0) if is_whole else -verdict.total
-    rank = DomainRank(not is_whole, lacking, -verdict.held, -verdict.own, is_off_target, verdict.cost, value)
+def _ranked(value: str, verdict: DomainVerdict, offers: Sequence[OfferState], *, is_off_target: bool) -> GangDomain:
+    rank = DomainRank(
+        is_unsatisfiable=verdict.lacking != 0,
+        lacking=verdict.lacking,
+        held=verdict.held,
+        own=verdict.own,
+        is_off_target=is_off_target,
+        cost=verdict.cost,
+        value=value,
+    )
     return GangDomain(value=value, rank=rank, wanted=[(offers[place], count) for place, count in verdict.wanted])
 
 
@@ -199,7 +205,7 @@ def _gang(row: RowState, fleet: DecisionState) -> _Gang:
     return _Gang(row, prices, weights, kind, (least[0], least[min(1, len(least) - 1)]))
 
 
-def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> Verdict | None:
+def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict | None:
     """Judge the domain to which the row's shapes are limited, unless that is known; None when nothing has room."""
     if gang.kind is None:
         return _judge(gang, fleet, offers, index)
@@ -231,7 +237,7 @@ def _open_rooms(gang: _Gang, index: HostIndex) -> tuple[tuple[bool, bool, tuple[
     )
 
 
-def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> Verdict:
+def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict:
     """Try the domain to which the row's shapes are limited: place, measure, and put everything back."""
     row = gang.row
     hosts = own_first(row, index)
@@ -244,7 +250,8 @@ def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], inde
     wanted, cost, added = _purchase(row, fleet, offers, gang.prices)
     total = _covered(row, dimensions, before)
     clear_row(row, (*hosts, *added))
-    return Verdict(total, held, own, cost, wanted)
+    lacking = Fraction(0) if total == 1 else -total
+    return DomainVerdict(bool(total), lacking, -held, -own, cost, wanted)
 
 
 def _planned_domains(row: RowState, fleet: DecisionState) -> set[str | None]:

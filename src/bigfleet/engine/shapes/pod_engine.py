@@ -28,7 +28,7 @@ from bigfleet.engine.shapes.column_machines import ColumnMachines
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
 from bigfleet.engine.shapes.reclaim import releases
-from bigfleet.engine.shapes.state import ClusterState, Dimensions, Searched, Verdict
+from bigfleet.engine.shapes.state import ClusterState, Dimensions, DomainVerdict, Searched
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
@@ -110,7 +110,7 @@ class PodEngine:
         #: What searches of small clusters found in the last two decisions: a cluster that stays short asks the same.
         self._searched = _Recent[Searched]()
         #: What domains offer gangs, which stay the same as long as the rooms and the numbers of shapes and offers do.
-        self._verdicts, self._offer_numbers = _Recent[Verdict](), dict[Hashable, int]()
+        self._verdicts, self._offer_numbers = _Recent[DomainVerdict](), dict[Hashable, int]()
         #: Machines of the clusters that want nothing.
         self._unwanted: dict[str, Sequence[MachineId]] = {}
 
@@ -259,7 +259,8 @@ class PodEngine:
             requests = [group.request for group in row.groups]
             if row.divisible is not None and rooms.known(cluster.id, matching)[0]:
                 requests.append(row.unit)
-            if not all(rooms.can_host(cluster.id, matching, request) for request in requests):
+            hostable = rooms.hostable(cluster.id, matching)
+            if not all(hostable[request] for request in requests):
                 return False
             row.known = machines.known_shapes
         return True

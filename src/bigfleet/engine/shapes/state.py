@@ -76,10 +76,7 @@ class PodGroup:
     #: Largest share of the largest machine's supply that one pod takes; sorts groups, largest first.
     size: float = 0.0
     #: Pods that have no place yet.
-    left: int = 0
-
-    def __post_init__(self) -> None:
-        self.left = self.count
+    left: int
 
 
 class Impossible(NamedTuple):
@@ -171,7 +168,7 @@ class RowState:
         # Derived once: these are asked for every pair of a row and a machine.
         profile = self.need.profile
         self.same_key = profile.same_key
-        self.spread = profile.strict_spread
+        self.spread = profile.strict_spread if profile.spreads else None
         self.penalty_dollars = bucket_upper_dollars(profile.interruption_bucket)
 
     @property
@@ -255,7 +252,7 @@ class ClusterUnits:
     lowest: int = 0
 
 
-class ColumnClaims(Protocol):
+class ClusterClaims(Protocol):
     """The claims of one cluster that was credited on columns of machines."""
 
     def hosts(self) -> list[HostState]:
@@ -279,7 +276,7 @@ class ClusterState:
     #: By processing order.
     rows: list[RowState] = field(default_factory=list)
     #: What is claimed on columns of machines; None where the hosts alone have the claims.
-    claims: "ColumnClaims | None" = None
+    claims: "ClusterClaims | None" = None
     _hosts: list[HostState] | None = None
     #: Acquired in this decision, in order.
     acquired: list[HostState] = field(default_factory=list)
@@ -325,11 +322,13 @@ class Searched:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DomainVerdict:
     """What a domain offers a gang."""
 
-    #: Shares of the gang that have a place: in all, on what the cluster holds, and on the gang's own machines.
-    total: Fraction
+    hosts_something: bool
+    #: Share of the gang that has a place, negative; 0 for the whole gang.
+    lacking: Fraction
+    #: Shares on what the cluster holds and on the gang's own machines, negative.
     held: Fraction
     own: Fraction
     #: What the machines to acquire cost, dollars an hour.

@@ -1,4 +1,4 @@
-"""`ShardAdmin` over real gRPC: what it refuses, and what a dry run leaves as it was (docs/spec/wire.md §9.1)."""
+"""`ShardAdmin` over real gRPC: what it refuses, and what a dry run leaves as it was (docs/spec/wire.md §12)."""
 
 from pathlib import Path
 from typing import Any

@@ -3,7 +3,7 @@
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, FileDescriptor
 
-from bigfleet.rpc.wire.gen import capacity_pb2, coordinator_pb2, provider_pb2, shard_pb2, shardread_pb2
+from bigfleet.rpc.wire.gen import capacity_pb2, coordinator_pb2, provider_pb2, shard_pb2, shardadmin_pb2, shardread_pb2
 from tests.rpc.wire import wire_table
 from tests.rpc.wire.wire_fields import Fields
 from tests.rpc.wire.wire_spec import read_spec
@@ -14,6 +14,7 @@ FILES: dict[str, FileDescriptor] = {
     "provider": provider_pb2.DESCRIPTOR,
     "shard": shard_pb2.DESCRIPTOR,
     "shardread": shardread_pb2.DESCRIPTOR,
+    "shardadmin": shardadmin_pb2.DESCRIPTOR,
 }
 
 SCALARS = {

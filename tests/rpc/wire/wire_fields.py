@@ -555,3 +555,35 @@ COORDINATOR: dict[str, Fields] = {
         "why": (9, "str"),
     },
 }
+
+SHARDADMIN: dict[str, Fields] = {
+    "RetireClusterRequest": {
+        "cluster_id": (1, "str"),
+        "dry_run": (2, "bool"),
+        "force": (3, "bool"),
+        "reason": (4, "str"),
+        "hold_seconds": (5, "i64"),
+    },
+    "RetireClusterResponse": {
+        "machines": (1, "*ClusterMachines"),
+        "rows": (2, "i32"),
+        "connected": (3, "bool"),
+        "actions": (4, "i32"),
+        "retired": (5, "RetiredCluster"),
+    },
+    "ClusterMachines": {
+        "state": (1, "MachineState"),
+        "instance_type": (2, "str"),
+        "machines": (3, "i32"),
+        "price_per_hour": (4, "dbl"),
+    },
+    "RetiredCluster": {
+        "cluster_id": (1, "str"),
+        "since_unix_nanos": (2, "i64"),
+        "until_unix_nanos": (3, "i64"),
+        "owner": (4, "str"),
+        "reason": (5, "str"),
+    },
+    "ReadmitClusterRequest": {"cluster_id": (1, "str")},
+    "ReadmitClusterResponse": {"retired": (1, "RetiredCluster")},
+}

@@ -12,7 +12,7 @@ from pathlib import Path
 SPEC = Path(__file__).resolve().parents[3] / "docs" / "spec" / "wire.md"
 
 #: The sections that define one .proto file each.
-SECTIONS = {6: "provider", 7: "capacity", 8: "shard", 9: "shardread", 10: "coordinator"}
+SECTIONS = {6: "provider", 7: "capacity", 8: "shard", 9: "shardread", 10: "coordinator", 12: "shardadmin"}
 
 #: Members of a oneof whose message the page leaves to their names.
 ONEOF_MEMBER_TYPES = {
@@ -50,7 +50,7 @@ class WireSpec:
 
 
 def read_spec() -> WireSpec:
-    """Parse sections 6 to 10 of the page."""
+    """Parse sections 6 to 10 and 12 of the page."""
     spec = WireSpec()
     for number, section in _sections(SPEC.read_text(encoding="utf-8")).items():
         first_message = len(spec.messages)

@@ -4,7 +4,7 @@ The fields of the messages are in wire_fields.py. A change here is a change of t
 wrote: a number is never given a second meaning.
 """
 
-from tests.rpc.wire.wire_fields import CAPACITY, COORDINATOR, PROVIDER, SHARD, SHARDREAD, Fields
+from tests.rpc.wire.wire_fields import CAPACITY, COORDINATOR, PROVIDER, SHARD, SHARDADMIN, SHARDREAD, Fields
 
 #: Prefix of every name on the wire.
 PACKAGE = "bigfleet.v1alpha1"
@@ -15,6 +15,7 @@ MESSAGES: dict[str, dict[str, Fields]] = {
     "provider": PROVIDER,
     "shard": SHARD,
     "shardread": SHARDREAD,
+    "shardadmin": SHARDADMIN,
     "coordinator": COORDINATOR,
 }
 
@@ -186,6 +187,10 @@ SERVICES: dict[str, dict[str, tuple[str, str, bool, bool]]] = {
         "ExplainMachine": ("ExplainMachineRequest", "ExplainMachineResponse", False, False),
         "ListActions": ("ListActionsRequest", "ListActionsResponse", False, True),
         "ListSessions": ("ListSessionsRequest", "ListSessionsResponse", False, True),
+    },
+    "ShardAdmin": {
+        "RetireCluster": ("RetireClusterRequest", "RetireClusterResponse", False, False),
+        "ReadmitCluster": ("ReadmitClusterRequest", "ReadmitClusterResponse", False, False),
     },
     "Coordinator": {
         "ReportShard": ("ShardReport", "ReportAck", False, False),

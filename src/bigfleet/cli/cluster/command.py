@@ -1,4 +1,4 @@
-"""Defines `bigfleet cluster`: one call each to a shard (docs/spec/wire.md §9.1).
+"""Defines `bigfleet cluster`: one call each to a shard (docs/spec/wire.md §12).
 
 Exit 0 when it was done or shown, 1 when the shard cannot be reached or refuses, 2 for a wrong call. Nothing here asks
 back: `retire` changes nothing without --confirm.

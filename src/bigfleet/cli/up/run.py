@@ -255,9 +255,13 @@ async def _get_ready(parts: _Parts, console: Console) -> None:
     """Start the children and return when every shard can decide. Raises RunFault when one of them cannot run."""
     first, *others = parts.shard_metrics_ports
     # The first shard alone compiles the kernels, if they are not at hand; the others find them.
-    await parts.supervisor.start(through=first)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    await parts.supervisor.start(through=first, on_wait=say)
     await _while_children_live(parts, _until_ready(parts, console, first, WAITING))
-    await parts.supervisor.start()
+    await parts.supervisor.start(on_wait=say)
     for name in others:
         await _while_children_live(parts, _until_ready(parts, console, name, OTHERS))
     if parts.watch is not None:

@@ -9,12 +9,13 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, Literal
 
 from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.process_progress import ProcessProgress
 from bigfleet.model.clock import Clock
 
 BACKOFF_FIRST_SECONDS: Final = 0.2
@@ -23,7 +24,11 @@ BACKOFF_SECONDS_MAX: Final = 5.0
 STEADY_SECONDS: Final = 10.0
 #: So many deaths in a row without ever listening mean that it cannot run at all.
 FALSE_STARTS_MAX: Final = 3
-START_SECONDS_MAX: Final = 60.0
+#: A child that starts and makes no progress for this long hangs; one that makes progress may take as long as it likes.
+STALL_SECONDS_MAX: Final = 60.0
+#: A child usually listens within this; only a longer wait is reported.
+QUIET_SECONDS: Final = 5.0
+_PROGRESS_LOOK_SECONDS: Final = 0.5
 #: A shard ends its streams and calls within 20 s.
 STOP_SECONDS_MAX: Final = 25.0
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -154,6 +159,7 @@ class Supervisor:
 
     def __init__(self, specs: Sequence[ChildSpec], clock: Clock) -> None:
         self._children = [_Child(spec, clock) for spec in specs]
+        self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -166,10 +172,11 @@ class Supervisor:
         """How often any child was started again."""
         return sum(status.restarts_total for status in self.statuses)
 
-    async def start(self, *, through: str = "") -> None:
+    async def start(self, *, through: str = "", on_wait: Callable[[str], None] = lambda _text: None) -> None:
         """Start each child once the one before it listens, up to the one of a name; another call goes on there.
 
-        Raises RunFault when one does not come up.
+        `on_wait` is called once for each child that takes long, with what is waited for. Raises RunFault when one does
+        not come up: it ends again and again, or makes no progress.
         """
         names = [child.spec.name for child in self._children]
         last = names.index(through) + 1 if through else len(names)
@@ -178,16 +185,40 @@ class Supervisor:
             self._tasks.append(keeper)
             listened = asyncio.create_task(child.listened.wait())
             try:
-                async with asyncio.timeout(START_SECONDS_MAX):
-                    await asyncio.wait((keeper, listened), return_when=asyncio.FIRST_COMPLETED)
-            except TimeoutError:
-                raise RunFault(
-                    f"the {child.spec.name} does not listen after {START_SECONDS_MAX:g} s (log: {child.spec.log})"
-                ) from None
+                await self._until_listening(child, keeper, listened, on_wait)
             finally:
                 listened.cancel()
             if keeper.done():
                 keeper.result()
+
+    async def _until_listening(
+        self,
+        child: _Child,
+        keeper: "asyncio.Task[None]",
+        listened: "asyncio.Task[Literal[True]]",
+        on_wait: Callable[[str], None],
+    ) -> None:
+        """Return when the child listens or has been given up. Raises RunFault when it makes no progress."""
+        spec, progress = child.spec, ProcessProgress(child.spec.log)
+        began_seconds = moved_seconds = self._clock.monotonic_seconds()
+        has_reported = False
+        while True:
+            done, _running = await asyncio.wait(
+                (keeper, listened), timeout=_PROGRESS_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            now_seconds = self._clock.monotonic_seconds()
+            if progress.has_moved(child.status.pid):
+                moved_seconds = now_seconds
+            if now_seconds - moved_seconds >= STALL_SECONDS_MAX:
+                raise RunFault(
+                    f"the {spec.name} does not listen on port {spec.port} and has made no progress for "
+                    f"{STALL_SECONDS_MAX:g} s: {_last_line(spec.log)} (log: {spec.log})"
+                )
+            if now_seconds - began_seconds >= QUIET_SECONDS and not has_reported:
+                has_reported = True
+                on_wait(f"waiting until the {spec.name} listens on port {spec.port} (log: {spec.log}) …")
 
     async def watch(self) -> None:
         """Return never before `stop`; raises RunFault when a child cannot be restarted.

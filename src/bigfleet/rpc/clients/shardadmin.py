@@ -1,4 +1,4 @@
-"""Calls `ShardAdmin` of a shard over gRPC (docs/spec/wire.md §9.1).
+"""Calls `ShardAdmin` of a shard over gRPC (docs/spec/wire.md §12).
 
 Nothing here retries: a call whose answer was lost may have been applied, and each may be made again.
 """

@@ -113,11 +113,15 @@ async def _start(
     ]
     supervisor = Supervisor(specs, clock)
     stack.push_async_callback(supervisor.stop)
-    await supervisor.start(through=SHARD)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False)
+
+    await supervisor.start(through=SHARD, on_wait=say)
     log = str(state.logs / f"{SHARD}.log")
     metrics_port = ports[f"{SHARD}_metrics"]
     await until_ready(lambda: answers_ready(metrics_port), clock, console, log=log, waiting=_WAITING)
-    await supervisor.start()
+    await supervisor.start(on_wait=say)
     provider = GrpcProvider(
         f"127.0.0.1:{ports[PROVIDER]}",
         deadlines=ProviderDeadlines(call_seconds=10.0, list_seconds=10.0),

@@ -122,6 +122,20 @@ async def test_a_term_above_the_leaders_raises_it(served: Served) -> None:
     assert served.value("term_raised_total") == 1
 
 
+@pytest.mark.rule("coordinator 3/9", "coordinator 12/7")
+async def test_a_term_that_this_leader_gave_to_nobody_is_raised(served: Served) -> None:
+    """A store that was wiped counts its terms again: the shard has instructions of that term from another leader."""
+    term = await registered(served, "east-0")
+    assert (await served.stub.ReportShard(report(cycle=2, coordinator_term=term))).coordinator_term == term
+    assert served.value("term_raised_total") == 0
+    ack = await served.stub.ReportShard(report(shard_id="west-0", coordinator_term=term))
+
+    assert ack.coordinator_term == term + 1_000_000
+    again = await served.stub.ReportShard(report(shard_id="west-0", cycle=2, coordinator_term=ack.coordinator_term))
+    assert again.coordinator_term == ack.coordinator_term
+    assert served.value("term_raised_total") == 1
+
+
 @pytest.mark.rule("coordinator 4/3")
 @pytest.mark.parametrize(
     ("fields", "told"),

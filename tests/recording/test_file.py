@@ -1,6 +1,8 @@
 """A recording on disk: any file of it is read by itself, and whatever ends it costs what is behind, nothing else."""
 
 import os
+import struct
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +10,23 @@ from pathlib import Path
 import msgspec
 import pytest
 import structlog
+import xxhash
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.recording.file import RecordingFault, RecordingFile
-from bigfleet.recording.frames import MAGIC, Damage, Frame, FramePacker, Torn, WrongFile, frames
+from bigfleet.recording.frames import (
+    CONTENT_BYTES_MAX,
+    MAGIC,
+    Damage,
+    Frame,
+    FrameKind,
+    FramePacker,
+    Torn,
+    Unpacker,
+    WrongFile,
+    frames,
+)
 from bigfleet.recording.growing_file import OLD_FILES_MAX, numbered
 from bigfleet.recording.hook import CycleInput
 from bigfleet.recording.reader import RecordedCycle, read_recording
@@ -186,6 +200,22 @@ def test_a_sound_frame_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
     packer = FramePacker()
     path.write_bytes(MAGIC + packer.head(msgspec.msgpack.encode(head())) + packer.cycle(b"\x90"))
     with pytest.raises(Damage, match="makes no sense"):
+        list(read_recording(path))
+
+
+def test_a_frame_that_unpacks_to_too_much_is_damage(tmp_path: Path) -> None:
+    """A file of 2 MB may not take all memory: neither by what it unpacks to nor by a size that it names."""
+    packer = zlib.compressobj(9)
+    packed = b"".join(packer.compress(bytes(1024**2)) for _ in range(CONTENT_BYTES_MAX // 1024**2 + 1))
+    packed += packer.flush(zlib.Z_SYNC_FLUSH)
+    frame = Frame(FrameKind.CYCLE, packed, 0, len(packed))
+    with pytest.raises(Damage, match="unpacks to more than"):
+        Unpacker().cycle(frame)
+
+    path = tmp_path / "recording"
+    fields = struct.pack("<BIQ", FrameKind.HEAD, CONTENT_BYTES_MAX + 1, 0)
+    path.write_bytes(MAGIC + fields + struct.pack("<I", xxhash.xxh32_intdigest(fields)) + b"short")
+    with pytest.raises(Damage, match="a frame of 536,870,913 bytes"):
         list(read_recording(path))
 
 

@@ -59,6 +59,8 @@ class Leader:
         self.tables: Tables = won.tables
         self.ephemeral = EphemeralState.of_new_leader(won.term, report_cycle_seconds)
         self._logged_conflicts: set[tuple[ClusterId, ShardId]] = set()
+        #: Registered shards that were answered under this term; no other can have accepted it from this leader.
+        self._answered: set[ShardId] = set()
 
     @property
     def term(self) -> int:
@@ -72,7 +74,8 @@ class Leader:
         """
         if not report.shard_id:
             raise BadReport("shard_id is empty")
-        if report.echoed_term > self.term:
+        own_term = report.echoed_term == self.term and report.shard_id in self._answered
+        if report.echoed_term >= self.term and not own_term:
             await self._outrun(report)
         if not await self._is_registered(report):
             return self._refused("superseded", report)
@@ -92,6 +95,7 @@ class Leader:
         self.ephemeral, answer = self.ephemeral.answered(report.shard_id, plan, peers, now_seconds)
         if answer.instructions and not await self._may_instruct(report):
             raise NotLeader("another leader stands")
+        self._answered.add(report.shard_id)
         self._on_report("ok")
         return answer
 
@@ -106,11 +110,15 @@ class Leader:
         _log.warning(
             "coordinator.report_rejected", shard=report.shard_id, epoch=report.epoch, cycle=report.cycle, reason=outcome
         )
+        self._answered.add(report.shard_id)
         self._on_report(outcome)
         return ReportAnswer(term=self.term, acknowledged=False)
 
     async def _outrun(self, report: ReceivedReport) -> None:
-        """A shard has accepted a higher term: step down, or, still leading, raise the term above it (§3 point 6)."""
+        """A shard has accepted a higher term, or this one from another leader: step down or raise it (§3 point 6).
+
+        A store that was wiped counts its terms again. The shard would take instructions of ours for those that it has.
+        """
         if report.echoed_term > TERM_MAX:
             raise BadReport(f"coordinator_term {report.echoed_term} is above {TERM_MAX}")
         if not await self._store.is_leader():
@@ -118,6 +126,7 @@ class Leader:
         term = await self._store.raise_term(report.echoed_term)
         _log.warning("coordinator.term_raised", term=term, seen=report.echoed_term, reason="a shard had accepted it")
         self.ephemeral = EphemeralState.of_new_leader(term, self._report_cycle_seconds)
+        self._answered.clear()
 
     async def _is_registered(self, report: ReceivedReport) -> bool:
         """Register the shard, or note what changed; False when a newer process of it has reported."""

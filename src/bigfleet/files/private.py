@@ -3,6 +3,7 @@
 Files are made with mode 0600, directories with 0700. The mode of a file or directory that exists is never changed.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterable
@@ -23,9 +24,29 @@ def make_directory(path: Path) -> None:
     path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
 
 
+def open_file(path: Path, flags: int = 0) -> int:
+    """Open a file for reading and writing, made with mode 0600 when new. Raises OSError, also for a symbolic link.
+
+    Who may write in the directory could otherwise have another file of this user created, truncated or locked.
+    """
+    wanted = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW | flags
+    try:
+        return os.open(path, wanted, FILE_MODE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, f"{path.name} is a symbolic link, name the file itself") from error
+        raise
+
+
 def make_file(path: Path) -> None:
     """Make an empty file with mode 0600 unless it exists; SQLite gives its log the same mode. Raises OSError."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, FILE_MODE))
+    os.close(open_file(path))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace the content of a file, made with mode 0600 when it is new. Raises OSError."""
+    with os.fdopen(open_file(path, os.O_TRUNC), "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 def warn_of_loose_modes(paths: Iterable[Path]) -> None:

@@ -22,8 +22,10 @@ _FIELDS: Final = struct.Struct("<BIQ")
 #: Sum of the fields.
 _SUM: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _FIELDS.size + _SUM.size
-#: Most that one frame may unpack to: a fleet of millions takes less.
-CONTENT_BYTES_MAX: Final = 2 * 1024**3
+#: Most that one frame may have in the file or unpack to; half a million machines take 26 MB (ADR 0134).
+CONTENT_BYTES_MAX: Final = 512 * 1024**2
+#: Read at once of what is no frame.
+_CHUNK_BYTES: Final = 1024**2
 #: Measured in docs/adr/0134: higher levels take several times as long for a few per cent.
 _LEVEL: Final = 1
 
@@ -92,6 +94,8 @@ class Unpacker:
             content = self._stream.decompress(frame.content, CONTENT_BYTES_MAX)
         except zlib.error as error:
             raise Damage(frame.start, f"it cannot be unpacked ({error})") from error
+        except MemoryError as error:
+            raise Damage(frame.start, "it unpacks to more than this process may allocate") from error
         if self._stream.unconsumed_tail:
             raise Damage(frame.start, f"it unpacks to more than {CONTENT_BYTES_MAX:,} bytes")
         return content
@@ -116,12 +120,17 @@ def frames(file: BinaryIO) -> Iterator[Frame | Torn]:
         fields = header[: _FIELDS.size]
         if _SUM.unpack_from(header, _FIELDS.size)[0] != xxhash.xxh32_intdigest(fields):
             # A machine that lost power may leave zeros where the disk had room and no content yet.
-            rest = header + file.read()
-            if any(rest):
-                raise Damage(start, "no frame begins here")
-            yield Torn(start, len(rest))
+            size_bytes, rest = 0, header
+            while rest:
+                if any(rest):
+                    raise Damage(start, "no frame begins here")
+                size_bytes += len(rest)
+                rest = file.read(_CHUNK_BYTES)
+            yield Torn(start, size_bytes)
             return
         kind, size_bytes, content_sum = _FIELDS.unpack(fields)
+        if size_bytes > CONTENT_BYTES_MAX:
+            raise Damage(start, f"a frame of {size_bytes:,} bytes, more than {CONTENT_BYTES_MAX:,}")
         content = file.read(size_bytes)
         if len(content) < size_bytes:
             yield Torn(start, HEADER_BYTES + len(content))

@@ -90,7 +90,7 @@ class Fleet:
                 shard_id=shard,
                 epoch=1,
                 cycle=self.cycles[shard],
-                echoed_term=self.term.term,
+                echoed_term=self.term.term if self.cycles[shard] > 1 else 0,
                 summary=summary,
                 shortfalls=() if shortfall is None else (shortfall,),
                 acks=acks,

@@ -88,6 +88,11 @@ class Member:
         self._process.wait()
         self._process = None
 
+    def wipe(self) -> None:
+        """Kill the process and delete what it stored."""
+        self.kill()
+        shutil.rmtree(self._directory)
+
     def stop(self) -> None:
         """Freeze the process: it keeps its connections and answers nothing."""
         assert self._process is not None

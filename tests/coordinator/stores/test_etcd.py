@@ -197,6 +197,46 @@ async def test_a_store_that_restarts_keeps_rows_and_leadership_that_lasted(membe
     await second.close()
 
 
+async def test_a_leader_whose_etcd_was_wiped_writes_nothing_and_the_next_one_begins_empty(member: Cluster) -> None:
+    """It does not write the rows that it remembers into an empty store; its key is gone, so it does not lead."""
+    store = replica(member.endpoints, ttl_seconds=60)
+    first = await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    member.members[0].wipe()
+    member.start()
+    await member.ready()
+
+    with pytest.raises((NotLeader, OutcomeUnknown, StoreUnavailable)):
+        await store.commit(AddShard(WEST, "west:7780", 3, 10))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await store.lost()
+    second = replica(member.endpoints, name="r1")
+    won = await second.campaign()
+    assert (await second.load()).shards == {}
+    # Which shards may have accepted: test_coordinator_rpcs.py has what the leader does about that.
+    assert won.term == first.term
+    await store.close()
+    await second.close()
+
+
+async def test_a_leader_whose_etcd_was_paused_beyond_its_lease_does_not_write_afterwards(member: Cluster) -> None:
+    """A paused etcd answers nothing; when it goes on the lease may be over, and then the leader steps down."""
+    store = replica(member.endpoints, ttl_seconds=2)
+    await store.campaign()
+    member.members[0].stop()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await store.lost()
+    with pytest.raises(NotLeader):
+        await store.commit(AddShard(WEST, "west:7780", 3, 10))
+    member.members[0].go_on()
+    await member.ready()
+
+    assert (await store.load()).shards == {}
+    assert (await store.campaign()).term > 1
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    await store.close()
+
+
 @pytest.mark.rule("coordinator 3/9")
 async def test_a_term_that_shards_have_outrun_is_raised(member: Cluster) -> None:
     store = replica(member.endpoints)

@@ -104,7 +104,6 @@ def _show(
     if output == "json":
         echo(json.dumps(answer, indent=2))
         return
-    from rich.markup import escape
     from rich.table import Table
 
     from bigfleet.cli.runtime.console import TerminalConsole
@@ -113,7 +112,7 @@ def _show(
     for title, (head, *rows) in tables(answer):
         table = Table(*head, title=title, title_justify="left")
         for row in rows:
-            table.add_row(*(escape(str(cell)) for cell in row))
+            table.add_row(*map(str, row))
         console.print(table)
 
 

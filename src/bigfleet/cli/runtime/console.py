@@ -1,6 +1,7 @@
 """Renders tables and styled text to a terminal without the control characters of others."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -9,7 +10,13 @@ from bigfleet.cli.runtime.terminal import visible
 
 
 class TerminalConsole(Console):
-    """A console that escapes unsafe characters in everything that it renders; its own styles are unaffected."""
+    """A console that escapes unsafe characters in everything that it renders; its own styles are unaffected.
+
+    Text is never read as markup or emoji codes, because names of others may hold brackets and colons.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Return the segments of a renderable, their text made visible."""

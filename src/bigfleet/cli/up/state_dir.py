@@ -211,7 +211,7 @@ class StateDir:
 def _lock(path: Path) -> int:
     file = path / _LOCK
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         raise UsageFault(f"--state-dir: {file}: {error.strerror}; name a directory that can be written") from error
     try:

@@ -17,7 +17,7 @@ from bigfleet.coordinator.commands import Command, edits
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
 from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, Leadership, NotLeader, StoreUnavailable
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
-from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes
+from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes, write_file
 from bigfleet.files.watch import FileWatch
 
 SCHEMA_VERSION: Final = 1
@@ -173,8 +173,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=FULL")
         _check(connection, path)
         connection.execute("PRAGMA journal_mode=WAL")
-        make_file(_holder_file(path))
-        _holder_file(path).write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        write_file(_holder_file(path), f"process {os.getpid()} on {socket.gethostname()}\n")
     except BaseException as error:
         connection.close()
         if isinstance(error, sqlite3.Error) and "locked" in str(error):

@@ -16,7 +16,7 @@ from typing import IO, Final
 import msgspec
 
 from bigfleet.files.backup import BackupFault, back_up
-from bigfleet.files.private import make_file, warn_of_loose_modes
+from bigfleet.files.private import make_file, open_file, warn_of_loose_modes
 from bigfleet.files.watch import FileWatch
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Pushed, Record
@@ -76,7 +76,7 @@ class FileLock:
     def acquire(self) -> None:
         """Take the lock. Raises StartRefused naming the holder, or why the file cannot be opened."""
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_file(self.path)
         except OSError as error:
             raise StartRefused(f"{self.path}: {error.strerror}; the state needs a directory to write in") from error
         handle = os.fdopen(descriptor, "r+")
@@ -197,7 +197,7 @@ class SqliteProviderStore:
     def _check_room(self) -> None:
         """Raise OSError unless the disk has room for many commits: a small one may fit where the next does not."""
         path = self._path.with_name(self._path.name + ".room")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = open_file(path)
         try:
             os.posix_fallocate(descriptor, 0, ROOM_BYTES)
         finally:

@@ -63,7 +63,7 @@ def _scale(result: WorldResult) -> float:
 def _machines(samples: Sequence[Sample], scale: float) -> Iterator[str]:
     total = max((sum(sample.machines.values()) for sample in samples), default=1) or 1
     yield f'<text x="0" y="20">machines</text><text x="0" y="34">{total}</text>'
-    for sample, following in zip(samples, [*samples[1:], None], strict=True):
+    for sample, following in zip(samples, [*samples[1:], None], strict=False):
         until = following.at_seconds if following is not None else sample.at_seconds + 10.0
         left, width = _LEFT + sample.at_seconds * scale, (until - sample.at_seconds) * scale
         top = 10.0

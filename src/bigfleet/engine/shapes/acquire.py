@@ -14,6 +14,7 @@ from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import (
     capacity,
     clear_row,
+    clear_rows,
     fitting,
     may_host,
     place,
@@ -119,8 +120,7 @@ def _settle(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) 
         if not cluster.acquired or prices is None:
             return
         rows = [row for row in cluster.rows if row.same_key is None]
-        for row in rows:
-            clear_row(row, cluster.hosts)
+        clear_rows(rows, cluster.hosts)
         sort_hosts(cluster, fleet.options.fullness)
         for row in rows:
             place_row(row, cluster.hosts)

@@ -216,6 +216,8 @@ def clear_rows(rows: Iterable[RowState], hosts: Iterable[HostState]) -> None:
     """Give back everything that the rows take of the hosts."""
     cleared = frozenset(rows)
     for host in hosts:
+        if not host.is_claimed:
+            continue
         for group in [group for group in host.claims if group.row in cleared]:
             unplace(group, host)
         for row in [row for row in host.shares if row in cleared]:

@@ -1,13 +1,13 @@
-"""Loads JSON with the standard library, and rejects what its readers could not write again.
+"""Loads JSON with the standard library, and rejects text that no UTF-8 file could hold.
 
-Python's reader accepts half of a surrogate pair, which no UTF-8 text can hold, and NaN, which is no JSON. msgspec's
-reader rejects both and is used where nobody types the text; it names a byte, this one a line and a column.
+Python's reader accepts half of a surrogate pair. msgspec's reader rejects it and is used where nobody types the text:
+it names a byte, this one a line and a column. NaN is read: a reader of entries names the entry that has it.
 """
 
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 #: Escapes one after the other, so that an escaped backslash before a `u` is not taken for the start of one.
 _ESCAPES: Final = re.compile(
@@ -27,12 +27,6 @@ def load_json(
         if escape["half"]:
             raise json.JSONDecodeError(f"\\{escape['half']} is half of a surrogate pair", text, escape.start())
     try:
-        return json.loads(
-            text, object_pairs_hook=object_pairs_hook, parse_float=parse_float, parse_constant=_reject_constant
-        )
+        return json.loads(text, object_pairs_hook=object_pairs_hook, parse_float=parse_float)
     except RecursionError as error:
         raise ValueError("too deeply nested") from error
-
-
-def _reject_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")

@@ -1,6 +1,6 @@
 """Stores which clusters are retired, in a table of the shard's state file.
 
-docs/spec/shard.md §2 and §4.3. A record says that the demand of a cluster is empty, also when its operator reports some.
+docs/spec/shard.md §2 and §4.3. The demand of a cluster that has a record is empty, also when its operator reports some.
 Each change is one transaction. A row that cannot be read ends the start and is named; it is never skipped.
 """
 

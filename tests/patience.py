@@ -25,8 +25,13 @@ def wait_until(
         time.sleep(poll_seconds)
 
 
-async def wait_until_async(condition: Callable[[], Awaitable[object]], *, poll_seconds: float = 0.005) -> None:
-    """Return once the condition holds, on a loop with a real clock. Raises TimeoutError after PATIENCE_SECONDS."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+async def wait_until_async(
+    condition: Callable[[], Awaitable[object]], *, poll_seconds: float = 0.005, held_seconds: float = 0.0
+) -> None:
+    """Return once the condition holds, on a loop with a real clock.
+
+    Raises TimeoutError after PATIENCE_SECONDS, and `held_seconds` more for what a rule may hold back for so long.
+    """
+    async with asyncio.timeout(PATIENCE_SECONDS + held_seconds):
         while not await condition():  # noqa: ASYNC110 - threads and processes set no event
             await asyncio.sleep(poll_seconds)

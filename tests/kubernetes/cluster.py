@@ -57,8 +57,11 @@ def client_of(kubeconfig: Path, *, qps: float = 0.0) -> HttpKubernetesApi:
     return HttpKubernetesApi(endpoint, clock=clock, qps=qps, user_agent="bigfleet-tests")
 
 
-async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T:
-    """Return what `read` returns once that is true. Raises AssertionError with what it returned last."""
+async def eventually(read: Callable[[], Awaitable[T | None]], failure: str, *, held_seconds: float = 0.0) -> T:
+    """Return what `read` returns once that is true. Raises AssertionError with what it returned last.
+
+    `held_seconds` is for how long a rule may hold it back.
+    """
     last: T | None = None
 
     async def holds() -> bool:
@@ -73,7 +76,7 @@ async def eventually(read: Callable[[], Awaitable[T | None]], failure: str) -> T
         return bool(last)
 
     try:
-        await wait_until_async(holds, poll_seconds=_POLL_SECONDS)
+        await wait_until_async(holds, poll_seconds=_POLL_SECONDS, held_seconds=held_seconds)
     except TimeoutError:
         raise AssertionError(f"{failure}; at last it was {last!r}") from None
     assert last is not None

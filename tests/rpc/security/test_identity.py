@@ -25,6 +25,7 @@ from bigfleet.rpc.wire.gen import (
     provider_pb2,
     provider_pb2_grpc,
     shard_pb2,
+    shardadmin_pb2,
     shardread_pb2,
 )
 from tests.patience import PATIENCE_SECONDS
@@ -262,7 +263,7 @@ async def test_a_certificate_without_one_identity_calls_nothing_of_a_shard(
 async def test_no_rpc_of_a_shard_is_missing_from_the_table(shard: SecureShard) -> None:
     """What a server serves is what the table knows, method by method."""
     known = {rpc.rpartition("/")[2] for rpc in MAY_CALL}
-    files = (shard_pb2, shardread_pb2, provider_pb2, coordinator_pb2)
+    files = (shard_pb2, shardread_pb2, shardadmin_pb2, provider_pb2, coordinator_pb2)
     served = {
         method.name
         for file in files

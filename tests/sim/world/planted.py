@@ -497,7 +497,7 @@ def _unserved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(safety_limits, "choose", choose)
 
 
-@defect("a machine is reclaimed for nothing now and then", "L2", found_by=6)
+@defect("a machine is reclaimed for nothing now and then", "L2", found_by=31)
 def _flapping(patch: pytest.MonkeyPatch) -> None:
     before, turn = Actuator.enqueue, every(5)
 

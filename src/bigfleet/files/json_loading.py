@@ -1,6 +1,6 @@
 """Loads JSON with the standard library, and rejects text that no UTF-8 file could hold.
 
-Python's reader accepts half of a surrogate pair. msgspec's reader rejects it and is used where nobody types the text:
+Python's reader accepts half of a surrogate pair. msgspec's reader rejects it and is used for text that programs write:
 it names a byte, this one a line and a column. NaN is read: a reader of entries names the entry that has it.
 """
 

@@ -1,7 +1,7 @@
 """Defines `bigfleet cluster`: one call each to a shard (docs/spec/wire.md §12).
 
-Exit 0 when it was done or shown, 1 when the shard cannot be reached or refuses, 2 for a wrong call. Nothing here asks
-back: `retire` changes nothing without --confirm.
+Exit 0 when it was done or shown, 1 when the shard cannot be reached or refuses, 2 for a wrong call. No command prompts:
+`retire` changes nothing without --confirm.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ _For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="Refuse the cluster for at least this long, at most 30d.")
 ]
 
-#: Whom to call, and as whom.
+#: The flags of the address and the identity of a call.
 _calling = taking(QueryFlags, without=("output",))
 
 

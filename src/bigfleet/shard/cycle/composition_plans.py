@@ -267,8 +267,7 @@ class CompositionPlans:
         for cluster, machines in tight.items():
             asked = problems.get(cluster)
             if asked is not None:
-                self._plans[cluster].tight_tried = (by_cluster[cluster], _ids(machines))
-                await self._plan(cluster, by_cluster[cluster], _tight_problem(asked, machines), machines)
+                await self._plan(cluster, by_cluster[cluster], asked, machines)
 
     async def _hand_over(
         self,
@@ -289,9 +288,6 @@ class CompositionPlans:
             if asked is None:
                 self._keep(cluster, by_cluster[cluster], None)
                 continue
-            if machines is not None:
-                asked = _tight_problem(asked, machines)
-                self._plans[cluster].tight_tried = (by_cluster[cluster], _ids(machines))
             self._plans[cluster].pending = by_cluster[cluster]
             planning = self._plan(cluster, by_cluster[cluster], asked, machines)
             task = asyncio.create_task(planning, name=f"plan of {cluster}")
@@ -319,6 +315,9 @@ class CompositionPlans:
     ) -> None:
         """Plan a cluster; `empty` are the machines that a tight composition leaves out, None for any other."""
         target, outcome = None, "made"
+        if empty is not None:
+            asked = without_offers(asked, Counter(class_key(machine) for machine in empty))
+            self._plans[cluster].tight_tried = (rows, _ids(empty))
         try:
             answer = await self._answer(asked.problem)
             target = target_of(asked, answer) if empty is None else target_of_held(asked, answer)
@@ -366,10 +365,6 @@ class CompositionPlans:
         self._targets = {name: known for name, known in self._targets.items() if name != cluster}
         if target is not None:
             self._targets[cluster] = target
-
-
-def _tight_problem(asked: ClusterProblem, empty: Sequence[Machine]) -> ClusterProblem:
-    return without_offers(asked, Counter(class_key(machine) for machine in empty))
 
 
 def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:

@@ -7,13 +7,12 @@ the empty nodes.
 from collections.abc import Callable
 from typing import Final
 
-from bigfleet.model import vector
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
-from bigfleet.shard.cycle.node_fullness import fullness
+from bigfleet.shard.cycle.node_fullness import fullness, room_of
 from bigfleet.shard.inventory.ingest import NodeLoad
 
 #: A scheduler may take so long to place pods on a node that has joined; pods that still wait are reported by then.
@@ -56,11 +55,8 @@ class EmptyNodes:
         if load.pods or any(load.requested.values()):
             self._reporting.add(machine.cluster)
         empty = self._since_seconds.setdefault(machine.cluster, {})
-        overhead = vector.ZERO
-        for each in self._overheads_of(machine.cluster):
-            if each.applies(machine.attribute):
-                overhead = vector.add(overhead, each.resources)
-        if load.node_name and fullness(load.requested, machine.supply, overhead) == 0:
+        room = room_of(machine, self._overheads_of(machine.cluster))
+        if load.node_name and fullness(load.requested, *room) == 0:
             empty.setdefault(machine.id, self._clock.monotonic_seconds())
         else:
             empty.pop(machine.id, None)

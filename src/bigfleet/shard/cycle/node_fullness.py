@@ -62,7 +62,7 @@ class NodeFullness:
                 kind = (int(columns.cluster[row]), int(columns.shape[row]))
                 if kind not in rooms:
                     cluster = str(vocabulary.clusters[kind[0]])
-                    rooms[kind] = _room(example_of(vocabulary, kind[1]), overheads.get(cluster, ()))
+                    rooms[kind] = room_of(example_of(vocabulary, kind[1]), overheads.get(cluster, ()))
                 level = fullness(load.requested, *rooms[kind])
             levels[machine_id] = (load, level)
             effective = HELD if machine_id in held else level - (machine_id in known)
@@ -72,7 +72,7 @@ class NodeFullness:
         return found
 
 
-def _room(machine: Machine, overheads: Iterable[Overhead]) -> tuple[Vector, Vector]:
+def room_of(machine: Machine, overheads: Iterable[Overhead]) -> tuple[Vector, Vector]:
     """Return a machine's supply and the overheads that it has."""
     total = vector.ZERO
     for overhead in overheads:

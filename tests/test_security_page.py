@@ -24,7 +24,7 @@ def test_a_limit_is_that_of_the_code(number: str, unit: str, module: str, name: 
 
 
 def test_every_row_of_limits_is_read() -> None:
-    """A row that the pattern does not match would be checked by nobody."""
+    """A row that the pattern does not match would not be checked."""
     table = PAGE.partition("## Limits of inputs")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")]
 

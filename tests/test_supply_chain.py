@@ -11,7 +11,7 @@ PAGE = LOCK.with_name("docs") / "licences.md"
 
 
 def test_the_page_of_licences_lists_every_package() -> None:
-    """A licence that nobody has read fails here, and the message says where to add it."""
+    """A licence that is not in the list fails here, and the message says where to add it."""
     assert PAGE.read_text(encoding="utf-8") == licences_page(locked()), "run: python -m tools.supply_chain licences"
 
 

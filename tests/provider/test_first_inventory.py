@@ -78,7 +78,7 @@ def readiness(port: int, process: subprocess.Popen[bytes]) -> int:
 
 
 def is_open(port: int) -> bool:
-    """Say whether a connection is accepted."""
+    """Return whether a connection is accepted."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS).close()
     except OSError:

@@ -1,7 +1,7 @@
 """Says whether a process makes progress: it writes to its log, or it computes.
 
 A process on a busy machine takes long and still makes progress; one that hangs does neither. Computing shows where
-there is a /proc; elsewhere only the log counts. Nothing here touches the process.
+there is a /proc; elsewhere only the log counts. The process itself is not changed.
 """
 
 import os
@@ -22,7 +22,7 @@ class ProcessProgress:
         self._cpu_seconds = 0.0
 
     def has_moved(self, pid: int) -> bool:
-        """Say whether there was progress since the last time that this returned True; another process is progress."""
+        """Return whether there was progress since this last returned True; another process is progress."""
         log_bytes, cpu_seconds = _size_bytes(self._log), _cpu_seconds(pid)
         is_same = pid == self._pid and log_bytes == self._log_bytes
         # Small amounts add up until they count.

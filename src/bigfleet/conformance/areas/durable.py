@@ -127,7 +127,7 @@ async def interrupted_transitions_end(lab: Lab) -> None:
 
 def _expect_ended(end: MachineSeen, request: Configure) -> None:
     if request.cluster == CONFIGURE_TIMEOUT:
-        # Its call into the backend hung until the kill: nobody can know that a host was bound, or that none was.
+        # Its call into the backend hung until the kill: a host may have been bound or not.
         expect_failed(end, "an interrupted Configure that never ended")
     elif end.state is _S.IDLE:
         expect_unbound(end, "an interrupted Configure that ends IDLE leaves no cluster, metadata or error")

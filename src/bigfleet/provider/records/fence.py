@@ -80,7 +80,7 @@ class Fence:
         return mark is None or token.order > (mark.epoch, mark.sequence)
 
     def has_room(self, machine_id: str, token: Token, now_unix_nanos: int) -> bool:
-        """Say whether a token may leave a mark: there are not too many shards for its machine."""
+        """Return whether the fence can remember a token: one of its shard is known, or there is room."""
         marks = self._known.get(machine_id)
         if token.is_absent or marks is None or token.shard_id in marks or len(marks) < SHARDS_PER_MACHINE_MAX:
             return True

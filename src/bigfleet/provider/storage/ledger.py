@@ -153,7 +153,7 @@ class Ledger:
                 del self._turns[key]
 
     def has_room_for(self, machine_id: str, token: Token) -> bool:
-        """Say whether a token may leave a mark for the machine."""
+        """Return whether the fence has room to remember a token for the machine."""
         return self.fence.has_room(machine_id, token, self._clock.unix_nanos())
 
     def mark_of(self, machine_id: str, token: Token) -> Mark | None:

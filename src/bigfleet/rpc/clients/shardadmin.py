@@ -1,6 +1,6 @@
 """Calls `ShardAdmin` of a shard over gRPC (docs/spec/wire.md §12).
 
-Nothing here retries: a call whose answer was lost may have been applied, and each may be made again.
+The client does not retry: a call whose answer was lost may have been applied, and each may be made again.
 """
 
 from typing import Final

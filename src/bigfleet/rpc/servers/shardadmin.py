@@ -1,6 +1,6 @@
 """Serves `ShardAdmin`: what a person on call changes on one shard.
 
-docs/spec/wire.md §12. Order of checks: identity, arguments, readiness, then the change. Nothing here decides what
+docs/spec/wire.md §12. Order of checks: identity, arguments, readiness, then the change. The server does not decide what
 becomes of a machine.
 """
 

@@ -1,6 +1,7 @@
 """Sends a session everything again: its drains under way, then its machines (docs/spec/shard.md §10.3, §10.4).
 
-Each frame is made when the stream takes it, so that it shows the moment. Nothing here decides what a frame says.
+Each frame is made when the stream takes it, so that it shows the moment. `Ingest` and `Executors`
+decide what a frame says.
 """
 
 from functools import partial

@@ -1,7 +1,7 @@
 """Retires clusters: their demand becomes empty, their machines are reclaimed on the normal path.
 
 docs/spec/shard.md §4.3. While a cluster is retired its roll-ups are refused, and it counts as a
-cluster that has reported an empty one. Only what is durable has happened. Nothing here reclaims a machine: decisions
+cluster that has reported an empty one. Only what is durable has happened. This module reclaims no machine: decisions
 and safety limits do that as for any demand that ended.
 """
 

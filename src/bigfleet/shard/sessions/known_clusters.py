@@ -67,7 +67,7 @@ class KnownClusters:
         self._metrics = metrics
 
     def has_room_for(self, cluster: str) -> bool:
-        """Say whether the cluster may open a session: it is remembered, or there is room for another one."""
+        """Return whether the cluster may open a session: it is remembered, or there is room for another one."""
         if cluster in self._intake.reported or self._sessions.of(cluster) is not None:
             return True
         if len(self._intake.reported) + len(self._last_rollups) + len(self._sessions) < CLUSTERS_MAX:

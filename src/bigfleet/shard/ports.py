@@ -4,13 +4,17 @@ gRPC stands behind these in production, values in tests and the simulation. How 
 (docs/spec/shard.md §9.6), distinguished by type and never by message text.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import compress
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
+from bigfleet.model.states import MachineState
+from bigfleet.shard.inventory.host_texts import HostTexts
 
 
 class FenceToken(NamedTuple):
@@ -36,6 +40,52 @@ class TransitionAck:
     record: ListedMachine
 
 
+class ListedBinding(NamedTuple):
+    """Where a machine is in its life as its provider reports it, and what for."""
+
+    state: MachineState
+    cluster: ClusterId
+    metadata: Mapping[str, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class SplitRecords:
+    """Records of one answer in parts: facts and bindings once each, and of each record which ones it has."""
+
+    #: Where the records stand in the answer, ascending.
+    places: "array[int]" = field(default_factory=lambda: array("q"))
+    ids: list[MachineId] = field(default_factory=list)
+    #: Numbers of `facts_values` and `binding_values`.
+    facts: "array[int]" = field(default_factory=lambda: array("i"))
+    bindings: "array[int]" = field(default_factory=lambda: array("i"))
+    #: Host reference and node name, packed.
+    texts: list[HostTexts] = field(default_factory=list)
+    #: Machines that are nothing but facts and the host's provider.
+    facts_values: Sequence[Machine] = ()
+    binding_values: Sequence[ListedBinding] = ()
+
+    def chosen(self, is_chosen: Sequence[bool]) -> "SplitRecords":
+        """Return some of the records."""
+        return replace(
+            self,
+            places=array("q", compress(self.places, is_chosen)),
+            ids=list(compress(self.ids, is_chosen)),
+            facts=array("i", compress(self.facts, is_chosen)),
+            bindings=array("i", compress(self.bindings, is_chosen)),
+            texts=list(compress(self.texts, is_chosen)),
+        )
+
+
+class RecordsInParts(Protocol):
+    """Reads records of an answer in parts."""
+
+    async def read(self, places: Sequence[int]) -> SplitRecords:
+        """Return those of the records at these places that can be read in parts, in turns; each says what it says
+        when it is read as a whole.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """One answer to List."""
@@ -44,6 +94,8 @@ class Listing:
     records: Sequence[ListedMachine]
     #: 16 bytes per record in their order, such that records with equal ones are equal; empty when not known.
     digests: bytes = b""
+    #: The same records in parts; None where they cannot be read like that.
+    parts: RecordsInParts | None = None
     #: Cursor for the next call; empty gives none.
     revision: bytes = b""
     #: Ids that left the inventory since the cursor; they mean something only with `tombstones`.

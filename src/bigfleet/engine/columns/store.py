@@ -10,7 +10,7 @@ decides anything, and nothing here may ever look at demand.
 
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import lt
 from typing import Any, Final, NamedTuple
@@ -210,7 +210,7 @@ class Columns(NamedTuple):
             self.idle_since_seconds.copy(),
         )
 
-    def put(self, rows: npt.NDArray[Any], source: "Columns", source_rows: npt.NDArray[Any]) -> None:
+    def put(self, rows: npt.NDArray[Any], source: "Columns", source_rows: Any) -> None:
         """Overwrite some rows with rows of other columns."""
         self.state[rows] = source.state[source_rows]
         self.cluster[rows] = source.cluster[source_rows]
@@ -354,6 +354,16 @@ class ColumnStore:
         self._latest = None
         if len(written) > WRITTEN_MAX:
             self._write()
+
+    def add(self, ids: Sequence[MachineId], columns: Columns, notes: npt.NDArray[np.uint64]) -> None:
+        """Add distinct machines that are not known, in numbers of the present vocabulary, each with its note.
+
+        Cost: one merge, as of the machines that wait for a row.
+        """
+        self.settle()
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+        ordered = Columns(*(column[order] for column in columns))
+        self._insert([ids[place] for place in order], ordered, notes[order])
 
     def update(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
         """Replace a machine. O(log n). Raises KeyError when its id is not known."""
@@ -512,31 +522,40 @@ class ColumnStore:
 
     def _merge(self) -> None:
         """Give waiting machines their rows and drop removed ones; every row is numbered again."""
+        ids = sorted(self._waiting)
+        columns, notes = Columns.empty(len(ids)), np.zeros((len(ids), 2), np.uint64)
+        columns.fill(np.arange(len(ids)), [self._waiting[machine_id] for machine_id in ids])
+        for row, machine_id in enumerate(ids if self._waiting_notes else ()):
+            if content := self._waiting_notes.get(machine_id):
+                notes[row] = np.frombuffer(content, np.uint64)
+        has_notes = bool(self._waiting_notes)
+        self._waiting.clear()
+        self._waiting_notes.clear()
+        self._insert(ids, columns, notes if has_notes else notes[:0])
+
+    def _insert(self, new_ids: list[MachineId], new: Columns, new_notes: npt.NDArray[np.uint64]) -> None:
+        """Give machines that have none their rows, ids ascending, and drop removed ones; no note is a note of none."""
         self._write()
         # A slice where all stay: most merges drop no row, and a slice copies nothing.
         retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
         old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
-        waiting = sorted(self._waiting)
-        places = [bisect_left(old_ids, machine_id) for machine_id in waiting]
-        self._ids = _merged_ids(old_ids, waiting, places)
-        new_rows = np.array(places, np.int64) + np.arange(len(waiting))
+        places = [bisect_left(old_ids, machine_id) for machine_id in new_ids]
+        self._ids = _merged_ids(old_ids, new_ids, places)
+        new_rows = np.array(places, np.int64) + np.arange(len(new_ids))
         is_old = np.ones(len(self._ids), np.bool_)
         is_old[new_rows] = False
         columns = Columns.empty(len(self._ids))
         columns.put(is_old, self._columns, retained)
-        columns.fill(new_rows, [self._waiting[machine_id] for machine_id in waiting])
-        if len(self._notes) or self._waiting_notes:
+        columns.put(new_rows, new, slice(None))
+        if len(self._notes) or len(new_notes):
             notes = np.zeros((len(self._ids), 2), np.uint64)
             if len(self._notes):
                 notes[is_old] = self._notes[retained]
-            for row, machine_id in zip(new_rows.tolist(), waiting, strict=True):
-                if content := self._waiting_notes.get(machine_id):
-                    notes[row] = np.frombuffer(content, np.uint64)
+            if len(new_notes):
+                notes[new_rows] = new_notes
             self._notes = notes
         self._columns = columns
         self._finder = self._finder.merged(self._ids, retained=retained, is_retained=is_old, new_rows=new_rows)
-        self._waiting.clear()
-        self._waiting_notes.clear()
         self._dirty.clear()
         self._history.clear()
         self._buffers.clear()

@@ -73,7 +73,7 @@ def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, Mapping[s
         last_error=message.last_error,
         node_name=message.node_name,
     )
-    return machine, _shared_metadata(tuple(message.shard_metadata.items()))
+    return machine, metadata_from_wire(message.shard_metadata)
 
 
 def state_to_wire(state: MachineState) -> provider_pb2.MachineState.ValueType:
@@ -99,6 +99,11 @@ def resources_to_wire(quantities: Mapping[str, str]) -> provider_pb2.Resources |
 def resources_from_wire(message: provider_pb2.Resources) -> Mapping[str, str]:
     """Return the quantities of a message as declared; equal ones are the same object."""
     return _shared(tuple(sorted(message.resources.items())))
+
+
+def metadata_from_wire(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the metadata of a message; equal ones in one order are the same object."""
+    return _shared_metadata(tuple(metadata.items()))
 
 
 @lru_cache(maxsize=_NUMBERS_MAX)

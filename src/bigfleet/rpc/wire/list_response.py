@@ -16,6 +16,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.repeated_fields import cut
+from bigfleet.rpc.wire.split_records import RecordSplitter
 from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, RefusalKind
 
 #: Fields that are found before other tasks get their turn, some milliseconds of work.
@@ -69,6 +70,7 @@ async def read_listing(content: bytes, clock: Clock) -> Listing:
     return Listing(
         records=ListedRecords(content, starts, ends),
         digests=bytes(digests),
+        parts=RecordSplitter(content, starts, ends, clock),
         revision=others.revision,
         removed_ids=tuple(others.removed_ids),
         tombstones=others.tombstones,

@@ -188,6 +188,7 @@ class Shard:
             clock=self._clock,
             owns=self.ownership_filter.owns,
             on_change=self.publisher.machine_changed,
+            on_insert_many=self.publisher.machines_inserted,
             on_observed=self.stockouts.observed,
             on_remove=self.publisher.machine_removed,
             on_status=self._node_seen,

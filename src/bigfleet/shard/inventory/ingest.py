@@ -5,26 +5,35 @@ machine is on its way or bound, and end together with the cluster when it is obs
 (ADR-0059 in docs/adr). Every change of a machine that is or was bound is sent to its cluster.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from bigfleet.model import vector
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NodeStateUpdate, NodeStatus
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Machine
+from bigfleet.model.machine import HostRef, Machine, invariant_fault
 from bigfleet.model.metadata import decode_metadata
 from bigfleet.model.node_identity import node_labels, node_taints, provider_id
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
 from bigfleet.model.vector import Vector, parse_vector
+from bigfleet.shard.inventory.host_texts import HostTexts
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
-from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord
+from bigfleet.shard.inventory.machine_record import (
+    Binding,
+    InventoryRecord,
+    NumberedBinding,
+    NumberedFacts,
+    binding_of,
+)
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import ListedMachine
+from bigfleet.shard.ports import ListedBinding, ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
 
 _log = structlog.get_logger("bigfleet.shard.inventory.ingest")
@@ -66,6 +75,19 @@ class _AppliedView(NamedTuple):
         return cls(machine.state, machine.cluster, machine.last_error)
 
 
+class PlainBinding(NamedTuple):
+    """The binding of a machine that is not known yet, by the binding that is listed."""
+
+    binding: Binding
+    #: Whether a machine with a host, and one without, is inserted with it as it is: nothing is refused or warned of.
+    is_plain_with_host: bool
+    is_plain_without_host: bool
+
+
+#: Any host.
+_SOME_HOST = HostRef("provider", "ref")
+
+
 class Ingest:
     """The only writer of the inventory beside its tests."""
 
@@ -78,6 +100,7 @@ class Ingest:
         clock: Clock,
         owns: Callable[[ListedMachine], bool] = lambda _record: True,
         on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None,
+        on_insert_many: Callable[[Sequence[MachineId], Sequence[Binding]], None] = lambda _machines, _bindings: None,
         on_observed: Callable[[Machine, Machine | None], None] = lambda _before, _after: None,
         on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None,
         on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None,
@@ -85,7 +108,8 @@ class Ingest:
         """`owns` says of each record, before anything else, whether the machine is ours.
 
         `on_change` takes (before, after) of each change of state or binding; before is None for a machine that
-        is new here. `on_observed` takes the same of each other state that a provider shows of a known machine;
+        is new here. `on_insert_many` is called in its place with many machines that are new here at once.
+        `on_observed` takes the same of each other state that a provider shows of a known machine;
         after is None for a machine that it shows no more. `on_remove` is called with each machine that is gone and the
         cluster that it served, `on_status` with each status that was stored and the machine that it names.
         """
@@ -98,6 +122,7 @@ class Ingest:
         self._applied: dict[MachineId, _AppliedView] = {}
         self._owns = owns
         self._on_change = on_change
+        self._on_insert_many = on_insert_many
         self._on_observed = on_observed
         self._on_remove = on_remove
         self._on_status = on_status
@@ -192,6 +217,43 @@ class Ingest:
                 self._metrics.idle_releases.inc()
         self._publish(machine_id, known, observed)
         return True
+
+    # ---- many new machines at once ----------------------------------------------------------------------------------
+
+    def is_sound(self, facts: Machine) -> bool:
+        """Say whether facts hold the invariant, in a machine whose state and binding do."""
+        return invariant_fault(replace(facts, state=MachineState.IDLE, host=_SOME_HOST)) is None
+
+    def plain_binding(self, listed: ListedBinding) -> PlainBinding:
+        """Return what becomes of a listed binding in a machine that is not known yet."""
+        machine = Machine(id=MachineId(""), state=listed.state, cluster=listed.cluster)
+        if listed.state not in UNBOUND_STATES:
+            machine, malformed = decode_metadata(machine, listed.metadata)
+            is_plain = not malformed
+        else:
+            # A cluster that does not stay is another view than the provider's.
+            is_plain = not listed.cluster
+        with_host = invariant_fault(replace(machine, host=_SOME_HOST)) is None
+        return PlainBinding(binding_of(machine), is_plain and with_host, is_plain and invariant_fault(machine) is None)
+
+    def is_quiet(self, plain: PlainBinding) -> bool:
+        """Say whether no cluster is to be sent anything of a new machine with this binding."""
+        return not plain.binding.cluster or self._sessions.of(plain.binding.cluster) is None
+
+    def insert_many(
+        self,
+        ids: Sequence[MachineId],
+        facts: Sequence[NumberedFacts],
+        bindings: Sequence[NumberedBinding],
+        texts: Sequence[HostTexts],
+        digests: npt.NDArray[np.uint64],
+        moment: Moment,
+    ) -> None:
+        """Take the records of distinct machines that are not known: sound ones, ours, with quiet plain bindings."""
+        self._inventory.insert_many(
+            ids, facts, bindings, texts, digests, now_seconds=moment.seconds, now_unix_nanos=moment.unix_nanos
+        )
+        self._on_insert_many(ids, [each.binding for each in bindings])
 
     def fail(self, machine: Machine, cause: str) -> None:
         """Set a machine to Failed in our memory only; the record that says otherwise is retained for comparison."""

@@ -9,20 +9,29 @@ loop alone; other threads read immutable snapshots of it. It never sorts or copi
 import math
 from collections import Counter
 from collections.abc import Iterator, KeysView, Sequence, Set
-from itertools import islice
+from itertools import compress, islice, repeat
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columns.objects import machine_at, resources_of, snapshot_of
-from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
+from bigfleet.engine.columns.store import Columns, ColumnSnapshot, ColumnStore
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.model.validation import ensure
-from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord, Keeper, binding_of
+from bigfleet.shard.inventory.host_texts import HostTexts
+from bigfleet.shard.inventory.machine_record import (
+    Binding,
+    InventoryRecord,
+    Keeper,
+    NumberedBinding,
+    NumberedFacts,
+    binding_of,
+)
+from bigfleet.shard.inventory.packed_records import PackedRecords
 
 #: So many machines are assembled and compared at one validation; the indexes are compared as a whole.
 VALIDATED_MAX: Final = 50
@@ -45,7 +54,7 @@ class Inventory:
     """
 
     def __init__(self) -> None:
-        self._machines: dict[MachineId, InventoryRecord] = {}
+        self._machines = PackedRecords()
         self._idle_since_seconds: dict[MachineId, float] = {}
         #: Of all and only the machines whose stamp is not `_first_unix_nanos`, which the first List gives to most.
         self._state_since_unix_nanos: dict[MachineId, int] = {}
@@ -66,13 +75,17 @@ class Inventory:
     def __contains__(self, machine_id: object) -> bool:
         return machine_id in self._machines
 
+    def lacking(self, ids: Sequence[MachineId]) -> npt.NDArray[np.bool_]:
+        """Say of each of many machines whether it is not known."""
+        return self._machines.lacking(ids)
+
     def __iter__(self) -> Iterator[Machine]:
         return (record.machine(machine_id) for machine_id, record in self._machines.items())
 
     def get(self, machine_id: str) -> Machine | None:
         """Return the machine, made for the caller, or None when it is not known. Cost: some microseconds."""
         known = MachineId(machine_id)
-        record = self._machines.get(known)
+        record = self._machines.find(known)
         return None if record is None else record.machine(known)
 
     def known(self, machine_id: MachineId) -> Machine:
@@ -81,7 +94,7 @@ class Inventory:
 
     def record_of(self, machine_id: MachineId) -> InventoryRecord | None:
         """Return the record of a machine, None when it is not known."""
-        return self._machines.get(machine_id)
+        return self._machines.find(machine_id)
 
     @property
     def ids(self) -> KeysView[MachineId]:
@@ -169,6 +182,52 @@ class Inventory:
         """The machines that were inserted, changed or removed since `latest_snapshot` was taken."""
         return self._changed
 
+    # ---- many machines at once -------------------------------------------------------------------------------------
+
+    def numbered_facts(self, machine: Machine) -> NumberedFacts:
+        """Return the facts of a machine, in numbers of the present vocabulary."""
+        return self._keeper.facts(machine, self._store.vocabulary)
+
+    def numbered_binding(self, binding: Binding) -> NumberedBinding:
+        """Return a binding, in numbers of the present vocabulary."""
+        return self._keeper.binding(binding, self._store.vocabulary)
+
+    def insert_many(
+        self,
+        ids: Sequence[MachineId],
+        facts: Sequence[NumberedFacts],
+        bindings: Sequence[NumberedBinding],
+        texts: Sequence[HostTexts],
+        digests: npt.NDArray[np.uint64],
+        *,
+        now_seconds: float,
+        now_unix_nanos: int,
+    ) -> None:
+        """Add distinct machines that are not known and that hold the invariant, with the digests of their records.
+
+        The numbers are those of the present vocabulary. Cost: one merge of all rows, and some microseconds a machine.
+        """
+        if self._first_unix_nanos is None:
+            self._first_unix_nanos = now_unix_nanos
+        if now_unix_nanos != self._first_unix_nanos:
+            self._state_since_unix_nanos.update(zip(ids, repeat(now_unix_nanos)))
+        states = [binding.state for binding in bindings]
+        is_idle = np.array(states, np.uint8) == MachineState.IDLE
+        self._idle_since_seconds.update(zip(compress(ids, is_idle), repeat(now_seconds)))
+        for cluster, members in Counter(binding.binding.cluster for binding in bindings).items():
+            self._count(cluster, members)
+        columns = Columns(
+            state=np.array(states, np.uint8),
+            cluster=np.array([binding.cluster for binding in bindings], np.int32),
+            shape=np.array([each.shape for each in facts], np.int32),
+            offer=np.array([each.offer for each in facts], np.int32),
+            stamp=np.array([binding.stamp for binding in bindings], np.int32),
+            idle_since_seconds=np.where(is_idle, now_seconds, math.nan),
+        )
+        self._store.add(ids, columns, digests)
+        self._machines.add(ids, [each.facts for each in facts], [binding.binding for binding in bindings], texts)
+        self._changed.update(ids)
+
     # ---- digests of records -----------------------------------------------------------------------------------------
 
     def note(self, machine_id: MachineId, digest: bytes) -> None:
@@ -197,7 +256,7 @@ class Inventory:
         return self._store.rows_without(rows)
 
     def _known(self, machine_id: MachineId) -> InventoryRecord:
-        record = self._machines.get(machine_id)
+        record = self._machines.find(machine_id)
         if record is None:
             raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
         return record
@@ -249,6 +308,7 @@ class Inventory:
         members = Counter(record.cluster for record in records.values() if record.cluster)
         ensure(self._members == members, f"inventory: counts {self._members}, and clusters carry {dict(members)}")
         self._store.validate()
+        self._machines.validate()
         ensure(len(self._store) == len(records), "inventory: the columns hold other machines")
         first = self._validated if self._validated < len(records) else 0
         self._validated = first + VALIDATED_MAX

@@ -149,13 +149,17 @@ class InventoryRecord(NamedTuple):
         )
 
 
-class _NumberedFacts(NamedTuple):
+class NumberedFacts(NamedTuple):
+    """Facts, and the numbers that the columns know them by."""
+
     facts: Facts
     shape: int
     offer: int
 
 
-class _NumberedBinding(NamedTuple):
+class NumberedBinding(NamedTuple):
+    """A binding, and the numbers that the columns know it by."""
+
     binding: Binding
     state: int
     cluster: int
@@ -168,23 +172,28 @@ class Keeper:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         #: Maps are looked up by identity; the facts hold them, so that no other map can get their place in memory.
-        self._facts: dict[tuple[object, ...], _NumberedFacts] = {}
-        self._bindings: dict[Binding, _NumberedBinding] = {}
+        self._facts: dict[tuple[object, ...], NumberedFacts] = {}
+        self._bindings: dict[Binding, NumberedBinding] = {}
         #: The same by identity, of those that were made here: most machines keep their binding.
-        self._made_here: dict[int, _NumberedBinding] = {}
+        self._made_here: dict[int, NumberedBinding] = {}
 
     def keep(
         self, machine: Machine, binding: Binding, idle_since_seconds: float, vocabulary: Vocabulary
     ) -> tuple[InventoryRecord, Numbers]:
         """Return what to keep of a machine whose state, cluster and stamps are those of `binding`, and its numbers."""
-        if vocabulary is not self._vocabulary:
-            self._vocabulary = vocabulary
-            self._facts.clear()
-            self._forget_bindings()
-        bound = self._made_here.get(id(binding)) or self._bindings.get(binding) or self._numbered_binding(binding)
-        provider, host_ref = machine.host
+        bound = self.binding(binding, vocabulary)
+        facts, shape, offer = self.facts(machine, vocabulary)
+        binding, state, cluster, stamp = bound
+        return (
+            InventoryRecord(facts, binding, machine.host.ref, machine.node_name, machine.last_error),
+            (state, cluster, shape, offer, stamp, idle_since_seconds),
+        )
+
+    def facts(self, machine: Machine, vocabulary: Vocabulary) -> NumberedFacts:
+        """Return the facts of a machine in numbers of the vocabulary."""
+        self._use(vocabulary)
         key = (
-            provider,
+            machine.host.provider,
             machine.instance_type,
             machine.zone,
             machine.capacity_type,
@@ -194,20 +203,26 @@ class Keeper:
             machine.price_usd_per_hour,
             machine.interruption_probability,
         )
-        facts, shape, offer = self._facts.get(key) or self._numbered_facts(key, machine)
-        binding, state, cluster, stamp = bound
-        return (
-            InventoryRecord(facts, binding, host_ref, machine.node_name, machine.last_error),
-            (state, cluster, shape, offer, stamp, idle_since_seconds),
-        )
+        return self._facts.get(key) or self._numbered_facts(key, machine)
 
-    def _numbered_binding(self, binding: Binding) -> _NumberedBinding:
+    def binding(self, binding: Binding, vocabulary: Vocabulary) -> NumberedBinding:
+        """Return a binding in numbers of the vocabulary; equal ones are one object."""
+        self._use(vocabulary)
+        return self._made_here.get(id(binding)) or self._bindings.get(binding) or self._numbered_binding(binding)
+
+    def _use(self, vocabulary: Vocabulary) -> None:
+        if vocabulary is not self._vocabulary:
+            self._vocabulary = vocabulary
+            self._facts.clear()
+            self._forget_bindings()
+
+    def _numbered_binding(self, binding: Binding) -> NumberedBinding:
         state, cluster, priority, interruption, reclamation, fingerprint, group, intended, preempted_for = binding
         stamp = Stamp(fingerprint, group, priority, interruption, reclamation, intended, preempted_for)
         vocabulary = self._vocabulary
         if len(self._bindings) >= SHARED_MAX:
             self._forget_bindings()
-        numbered = _NumberedBinding(binding, int(state), vocabulary.cluster(cluster), vocabulary.add_stamp(stamp))
+        numbered = NumberedBinding(binding, int(state), vocabulary.cluster(cluster), vocabulary.add_stamp(stamp))
         self._bindings[binding] = self._made_here[id(binding)] = numbered
         return numbered
 
@@ -215,7 +230,7 @@ class Keeper:
         self._bindings.clear()
         self._made_here.clear()
 
-    def _numbered_facts(self, key: tuple[object, ...], machine: Machine) -> _NumberedFacts:
+    def _numbered_facts(self, key: tuple[object, ...], machine: Machine) -> NumberedFacts:
         facts = Facts(
             machine.host.provider,
             machine.instance_type,
@@ -230,7 +245,7 @@ class Keeper:
         vocabulary = self._vocabulary
         if len(self._facts) >= SHARED_MAX:
             self._facts.clear()
-        numbered = _NumberedFacts(facts, vocabulary.shape(machine), vocabulary.offer(machine))
+        numbered = NumberedFacts(facts, vocabulary.shape(machine), vocabulary.offer(machine))
         self._facts[key] = numbered
         return numbered
 

@@ -14,7 +14,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Base, Owned, Reservation
 from bigfleet.model.states import TRANSITIONAL_STATES
-from bigfleet.shard.ports import ListedMachine
+from bigfleet.shard.ports import ListedBinding, ListedMachine
 
 
 class OwnedResources(Protocol):
@@ -98,6 +98,20 @@ class OwnershipFilter:
                 if machine.cluster and metadata.get(labels.ASSIGNED_SHARD, "") not in binders
             }
         return {record.machine.id for record in records if not self.owns(record)}
+
+    def owns_by_binding(self, listed: ListedBinding) -> bool | None:
+        """Say whether a machine with this binding, not known and without a row of its own, is ours.
+
+        None where its facts decide.
+        """
+        machine = Machine(id=MachineId(""), state=listed.state, cluster=listed.cluster)
+        if self.owned.base is Base.ALL or (listed.cluster and listed.metadata.get(labels.ASSIGNED_SHARD, "")):
+            return self.owns(ListedMachine(machine, listed.metadata))
+        return None
+
+    def owns_by_facts(self, facts: Machine) -> bool:
+        """Say whether a machine with these facts is ours, where `owns_by_binding` does not say."""
+        return self.owns(ListedMachine(facts, {}))
 
     def _stays(self, machine: Machine) -> bool:
         """Say whether we still have something running on a machine of a domain that we leave."""

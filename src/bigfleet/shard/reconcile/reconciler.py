@@ -6,7 +6,7 @@ never reads as a removal. An error changes nothing, and a sudden loss of supply 
 
 import asyncio
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import filterfalse, islice, repeat
 
 import structlog
@@ -21,8 +21,23 @@ from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.inventory.ingest import Ingest, Moment
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.ports import ListedMachine, Listing, Provider, ProviderRefusal, RefusalKind, ShardSettings
+from bigfleet.shard.ports import (
+    ListedMachine,
+    Listing,
+    Provider,
+    ProviderRefusal,
+    RefusalKind,
+    ShardSettings,
+    SplitRecords,
+)
 from bigfleet.shard.reconcile.foreign_machines import ForeignMachines
+from bigfleet.shard.reconcile.new_machines import (
+    INSERTED_PER_TURN_MAX,
+    NEW_MIN,
+    NewMachines,
+    places_without,
+    split_new,
+)
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 from bigfleet.shard.reconcile.unchanged_records import UnchangedRecords, doubtful, recognise
 from bigfleet.shard.safety_limits import RemovalBrake
@@ -63,6 +78,8 @@ class _Shown:
     #: Where these records stand in the answer; empty when no digests are to be noted.
     places: Sequence[int] = ()
     recognised: UnchangedRecords | None = None
+    #: Records of machines that were not known, beside these.
+    split: SplitRecords | None = None
 
     def digests(self, places: Sequence[int]) -> list[bytes]:
         """Return the digests of the records at these places."""
@@ -184,18 +201,33 @@ class Reconciler:
             # Who reads deltas lists in full once in a while at most, and notes would be in vain.
             return _Shown(listing=listing, records=await self._records(listing, everything))
         if self._foreign.must_read_all:
-            return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
+            return await self._read_at(listing, everything)
         recognised = await recognise(listing, self._inventory, self._clock)
         if recognised is None:
             places = await self._foreign.left_of(listing.digests, everything, self._clock)
-            return _Shown(listing=listing, records=await self._records(listing, places), places=places)
+            return await self._read_at(listing, places)
         places = await self._foreign.left_of(listing.digests, recognised.unread, self._clock)
-        records = await self._records(listing, places)
+        shown = await self._read_at(listing, places)
         unseen = set(recognised.unseen)
-        if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in records):
-            return _Shown(listing=listing, records=records, places=places, recognised=recognised)
+        if all(record.machine.id in unseen or record.machine.id not in self._inventory for record in shown.records):
+            return replace(shown, recognised=recognised)
         # A machine that is listed twice, and once as it is known: the later record counts, so all are read.
         return _Shown(listing=listing, records=await self._records(listing, everything), places=everything)
+
+    async def _read_at(self, listing: Listing, places: Sequence[int]) -> "_Shown":
+        """Read the records at some places: in parts those of machines that are not known, where that is possible."""
+        if listing.parts is None or len(places) < NEW_MIN:
+            return _Shown(listing=listing, records=await self._records(listing, places), places=places)
+        split = await split_new(listing.parts, places, self._inventory, self._clock)
+        others = places_without(places, split.places)
+        records = await self._records(listing, others)
+        again = {record.machine.id for record in records}.intersection(split.ids) if records else ()
+        if again:
+            # A machine that is listed twice is read as a whole each time: the later record counts.
+            split = split.chosen([machine_id not in again for machine_id in split.ids])
+            others = places_without(places, split.places)
+            records = await self._records(listing, others)
+        return _Shown(listing=listing, records=records, places=others, split=split if split.ids else None)
 
     async def _records(self, listing: Listing, places: Sequence[int]) -> list[ListedMachine]:
         records: list[ListedMachine] = []
@@ -210,6 +242,8 @@ class Reconciler:
         moment = self._ingest.moment()
         digests = shown.digests(shown.places)
         seen = await self._take_records(shown.records, digests, actuator, moment, is_full=is_full)
+        if shown.split is not None:
+            seen |= await self._take_new(shown.listing, shown.split, actuator, moment)
         recognised = shown.recognised
         if recognised is None:
             return seen
@@ -217,6 +251,32 @@ class Reconciler:
         places = await doubtful(recognised, self._inventory, self._marked(actuator), self._clock)
         records = await self._records(shown.listing, places)
         await self._take_records(records, shown.digests(places), actuator, moment, is_full=is_full)
+        return seen
+
+    async def _take_new(
+        self, listing: Listing, split: SplitRecords, actuator: Actuator, moment: Moment
+    ) -> set[MachineId]:
+        """Apply split records of machines that were not known, in turns. Return whose they are."""
+        new = NewMachines(
+            split,
+            listing.digests,
+            inventory=self._inventory,
+            ingest=self._ingest,
+            ownership_filter=self._ownership_filter,
+        )
+        seen: set[MachineId] = set()
+        for first in range(0, len(split.ids), INSERTED_PER_TURN_MAX):
+            await self._clock.sleep(0)
+            last = min(first + INSERTED_PER_TURN_MAX, len(split.ids))
+            seen.update(split.ids[first:last])
+            taken = new.take(first, last, self._marked(actuator), moment)
+            for number in taken.foreign:
+                self._pass_over(split.ids[number])
+                self._foreign.note(split.ids[number], new.digest(number))
+            places = [split.places[number] for number in taken.rest]
+            digests = [new.digest(number) for number in taken.rest]
+            records = await self._records(listing, places)
+            await self._take_records(records, digests, actuator, moment, is_full=True)
         return seen
 
     async def _take_records(
@@ -282,9 +342,11 @@ class Reconciler:
 
     def _let_go(self, record: ListedMachine, moment: Moment) -> None:
         """Take a machine that is not ours out of all that is stored of it; it is not gone."""
-        machine_id = record.machine.id
-        self._executors.end_drain_wait(machine_id)
         self._ingest.let_go(record, moment)
+        self._pass_over(record.machine.id)
+
+    def _pass_over(self, machine_id: MachineId) -> None:
+        self._executors.end_drain_wait(machine_id)
         self._machine_backoff.forget(machine_id)
         self._held_removals.discard(machine_id)
         self._revisit.discard(machine_id)

@@ -7,7 +7,7 @@ that can report it, nothing does.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import ceil
 
 import structlog
@@ -17,7 +17,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.model.validation import ensure
-from bigfleet.shard.inventory.machine_record import InventoryRecord
+from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord
 from bigfleet.shard.ports import JoinGate
 from bigfleet.shard.sessions.registry import Sessions
 
@@ -66,14 +66,35 @@ class NodeJoins:
             return
         self._not_overdue(after.id, after.cluster)
         if after.state is MachineState.CONFIGURED:
-            # Whole seconds, rounded up: those of a first List share a few entries, and no machine is judged early.
-            since_seconds = float(ceil(now_seconds))
-            if not self._due or self._due[-1][0] != since_seconds:
-                self._due.append((since_seconds, []))
-            self._missing[after.id] = self._due[-1][0]
-            self._due[-1][1].append(after.id)
+            since_seconds, due = self._due_at(now_seconds)
+            self._missing[after.id] = since_seconds
+            due.append(after.id)
         else:
             self._missing[after.id] = _NOT_CONFIGURED
+
+    def inserted(self, machine_ids: Iterable[MachineId], bindings: Iterable[Binding], now_seconds: float) -> None:
+        """Follow machines that are new here."""
+        if self._gate is JoinGate.OFF:
+            return
+        bound = [
+            (machine_id, binding.state)
+            for machine_id, binding in zip(machine_ids, bindings, strict=True)
+            if binding.cluster
+        ]
+        self._missing.update((machine_id, _NOT_CONFIGURED) for machine_id, _state in bound)
+        configured = [machine_id for machine_id, state in bound if state is MachineState.CONFIGURED]
+        if configured:
+            since_seconds, due = self._due_at(now_seconds)
+            due += configured
+            self._missing.update((machine_id, since_seconds) for machine_id in configured)
+
+    def _due_at(self, now_seconds: float) -> tuple[float, list[MachineId]]:
+        """Return the entry for machines that are Configured from this second on."""
+        # Whole seconds, rounded up: those of a first List share a few entries, and no machine is judged early.
+        since_seconds = float(ceil(now_seconds))
+        if not self._due or self._due[-1][0] != since_seconds:
+            self._due.append((since_seconds, []))
+        return self._due[-1]
 
     def removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
         """Forget a machine that is gone; `cluster` is the one that it carried."""

@@ -1,0 +1,167 @@
+"""Reads records of a large List in parts, each distinct part once.
+
+Half a million records hold some ten thousand sets of facts and of bindings; ids, host references and node names are all
+that is a machine's own. A record that cannot be cut (`bigfleet.rpc.wire.record_walk`), or of which a part cannot be
+read, is left out: the plain reader says what it is. Nothing here may read a record differently than the plain reader.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import compress
+from sys import intern
+from typing import Final, Generic, TypeVar
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from bigfleet.model.clock import Clock
+from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.rpc.wire.convert_machine import machine_from_wire, metadata_from_wire, state_from_wire
+from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.rpc.wire.record_walk import PADDING, Cut, Places, Span, cut_records
+from bigfleet.shard.inventory.host_texts import NO_TEXTS, unpack
+from bigfleet.shard.ports import ListedBinding, SplitRecords
+
+T = TypeVar("T")
+
+#: Records that are read before other tasks get their turn, some milliseconds of work.
+RECORDS_PER_TURN_MAX: Final = 2_000
+#: Distinct facts, and distinct bindings, of one answer; records with others are left out.
+PARTS_MAX: Final = 131_072
+_UNREADABLE: Final = -1
+_PROVIDER_TAG: Final = b"\x0a"
+#: A reference of no characters, with its number.
+_NO_REF: Final = b"\x00"
+
+
+class _Parts(Generic[T]):
+    """Distinct parts in the order of their first sight, by their bytes."""
+
+    def __init__(self, read: Callable[[bytes], T]) -> None:
+        self._read = read
+        self._numbers: dict[bytes, int] = {}
+        self.values: list[T] = []
+
+    def numbers(self, contents: Sequence[bytes]) -> list[int]:
+        """Return the number of each part, `_UNREADABLE` for one that cannot be read."""
+        known = self._numbers.get
+        found = [known(content) for content in contents]
+        return [
+            self._number(content) if number is None else number for number, content in zip(found, contents, strict=True)
+        ]
+
+    def _number(self, content: bytes) -> int:
+        number = self._numbers.get(content)
+        if number is not None:
+            return number
+        if len(self._numbers) >= PARTS_MAX:
+            return _UNREADABLE
+        try:
+            value = self._read(content)
+        except (DecodeError, UnicodeDecodeError):
+            number = _UNREADABLE
+        else:
+            number = len(self.values)
+            self.values.append(value)
+        self._numbers[content] = number
+        return number
+
+
+class RecordSplitter:
+    """The records of one answer, read in parts."""
+
+    def __init__(self, content: bytes, starts: "array[int]", ends: "array[int]", clock: Clock) -> None:
+        self._content = content
+        self._starts = starts
+        self._ends = ends
+        self._clock = clock
+
+    async def read(self, places: Sequence[int]) -> SplitRecords:
+        """Return those of the records at these places that can be read in parts, in turns."""
+        facts, bindings, split = _Parts(_read_facts), _Parts(_read_binding), SplitRecords()
+        split.facts_values, split.binding_values = facts.values, bindings.values
+        for first in range(0, len(places), RECORDS_PER_TURN_MAX):
+            if first:
+                await self._clock.sleep(0)
+            self._read_turn(places[first : first + RECORDS_PER_TURN_MAX], facts, bindings, split)
+        return split
+
+    def _read_turn(
+        self, places: Sequence[int], facts: _Parts[Machine], bindings: _Parts[ListedBinding], split: SplitRecords
+    ) -> None:
+        starts, ends = self._starts, self._ends
+        records = [self._content[starts[place] : ends[place]] for place in places]
+        content = b"".join(records)
+        record_ends = np.cumsum([len(record) for record in records], dtype=np.int64)
+        record_starts = np.concatenate([np.zeros(1, np.int64), record_ends[:-1]])
+        cut = cut_records(np.frombuffer(content + bytes(PADDING), np.uint8), record_starts, record_ends)
+        chosen = np.flatnonzero(cut.is_cut)
+        facts_numbers = np.array(facts.numbers(_joined(content, cut.providers, cut.facts, chosen)), np.int32)
+        binding_numbers = np.array(bindings.numbers(_joined(content, cut.states, cut.bindings, chosen)), np.int32)
+        ids, texts = _slices(content, cut.ids, chosen), _texts(content, cut, chosen)
+        is_read = (facts_numbers != _UNREADABLE) & (binding_numbers != _UNREADABLE)
+        are_texts = [_is_utf8(machine_id) and _is_packed(text) for machine_id, text in zip(ids, texts, strict=True)]
+        is_read &= np.array(are_texts, np.bool_)
+        split.places.extend([places[each] for each in chosen[is_read].tolist()])
+        split.ids += [MachineId(machine_id.decode()) for machine_id in compress(ids, is_read)]
+        split.texts += compress(texts, is_read)
+        split.facts.frombytes(facts_numbers[is_read].tobytes())
+        split.bindings.frombytes(binding_numbers[is_read].tobytes())
+
+
+def _slices(content: bytes, span: Span, chosen: Places) -> list[bytes]:
+    starts, ends = span.starts[chosen].tolist(), span.ends[chosen].tolist()
+    return [content[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _joined(content: bytes, first: Span, second: Span, chosen: Places) -> list[bytes]:
+    return [a + b for a, b in zip(_slices(content, first, chosen), _slices(content, second, chosen), strict=True)]
+
+
+def _texts(content: bytes, cut: Cut, chosen: Places) -> list[bytes]:
+    """Return reference and node name of each record as `host_texts` packs them: the wire writes the former alike."""
+    pairs = zip(_slices(content, cut.refs, chosen), _slices(content, cut.node_names, chosen), strict=True)
+    return [
+        ref + name if ref and (name or ref != _NO_REF) else _NO_REF + name if name else NO_TEXTS for ref, name in pairs
+    ]
+
+
+def _is_utf8(content: bytes) -> bool:
+    # Most ids are; asking takes a third of reading.
+    if content.isascii():
+        return True
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _is_packed(texts: bytes) -> bool:
+    if texts.isascii():
+        return True
+    try:
+        unpack(texts)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read_facts(content: bytes) -> Machine:
+    """Return a machine of these facts that is nothing else: the host's provider, if there is one, and the fields."""
+    provider = ""
+    if content[:1] == _PROVIDER_TAG:
+        end = 2 + content[1]
+        provider, content = content[2:end].decode(), content[end:]
+    message = provider_pb2.Machine.FromString(content)
+    if provider:
+        message.host.provider = provider
+    return machine_from_wire(message)[0]
+
+
+def _read_binding(content: bytes) -> ListedBinding:
+    message = provider_pb2.Machine.FromString(content)
+    return ListedBinding(
+        state_from_wire(message.state), ClusterId(intern(message.cluster)), metadata_from_wire(message.shard_metadata)
+    )

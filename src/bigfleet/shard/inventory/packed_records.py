@@ -1,0 +1,222 @@
+"""Stores the records of a shard's machines by id in few bytes each.
+
+A dictionary of records takes 200 bytes a machine, half of them for the tuple, the table and the two strings that the
+machine does not share. Here a record is three references at one place of three lists, found through a table of numbers.
+Records that were changed lately are in a small dictionary and are packed together later. Nothing here may know what a
+record means.
+"""
+
+from array import array
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.model.ids import MachineId
+from bigfleet.model.validation import ensure
+from bigfleet.shard.inventory.host_texts import NO_TEXTS, HostTexts, pack, unpack
+from bigfleet.shard.inventory.machine_record import Binding, Facts, InventoryRecord
+
+#: Records that wait to be packed; one more and all are, a few milliseconds of work.
+UNPACKED_MAX: Final = 4096
+_EMPTY: Final = -1
+_SLOTS_MIN: Final = 64
+
+
+class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
+    """Records by machine.
+
+    Invariants: a machine has at most one place; a place without facts has no record: the machine's record waits to be
+    packed, or the place is free; a machine's slots lead to its place before an empty slot.
+    """
+
+    def __init__(self) -> None:
+        #: Records that wait to be packed.
+        self._unpacked: dict[MachineId, InventoryRecord] = {}
+        #: By place; None at a place that is free.
+        self._ids: list[MachineId | None] = []
+        self._facts: list[Facts | None] = []
+        self._bindings: list[Binding | None] = []
+        self._texts: list[HostTexts] = []
+        self._free: list[int] = []
+        #: How many places have a record.
+        self._packed = 0
+        #: Places by hash of the id, each at the first slot that was empty behind the hash's own.
+        self._slots = array("i", [_EMPTY]) * _SLOTS_MIN
+        self._slots_used = 0
+
+    def __len__(self) -> int:
+        return self._packed + len(self._unpacked)
+
+    def __iter__(self) -> Iterator[MachineId]:
+        for machine_id, facts in zip(self._ids, self._facts, strict=True):
+            if machine_id is not None and facts is not None:
+                yield machine_id
+        yield from self._unpacked
+
+    def __contains__(self, machine_id: object) -> bool:
+        if machine_id in self._unpacked:
+            return True
+        place = self._place(machine_id)
+        return place >= 0 and self._facts[place] is not None
+
+    def lacking(self, ids: Sequence[MachineId]) -> npt.NDArray[np.bool_]:
+        """Say of each of many machines whether it has no record."""
+        table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
+        slots = np.array([hash(machine_id) for machine_id in ids], np.int64) & np.int64(len(table) - 1)
+        lacks = table[slots] == _EMPTY
+        for each in np.flatnonzero(~lacks).tolist():
+            lacks[each] = ids[each] not in self
+        for each in [each for each, machine_id in enumerate(ids) if machine_id in self._unpacked]:
+            lacks[each] = False
+        return lacks
+
+    def __getitem__(self, machine_id: MachineId) -> InventoryRecord:
+        record = self.find(machine_id)
+        if record is None:
+            raise KeyError(machine_id)
+        return record
+
+    def find(self, machine_id: MachineId) -> InventoryRecord | None:
+        """Return the record of a machine, None when there is none."""
+        record = self._unpacked.get(machine_id)
+        if record is not None:
+            return record
+        place = self._place(machine_id)
+        if place < 0:
+            return None
+        facts, binding = self._facts[place], self._bindings[place]
+        if facts is None or binding is None:
+            return None
+        return InventoryRecord(facts, binding, *unpack(self._texts[place]))
+
+    def __setitem__(self, machine_id: MachineId, record: InventoryRecord) -> None:
+        if machine_id not in self._unpacked:
+            place = self._place(machine_id)
+            if place >= 0:
+                self._empty(place)
+        self._unpacked[machine_id] = record
+        if len(self._unpacked) > UNPACKED_MAX:
+            self._pack()
+
+    def __delitem__(self, machine_id: MachineId) -> None:
+        was_unpacked = self._unpacked.pop(machine_id, None) is not None
+        place = self._place(machine_id)
+        if place >= 0:
+            if self._facts[place] is None and not was_unpacked:
+                raise KeyError(machine_id)
+            self._empty(place)
+            self._ids[place] = None
+            self._free.append(place)
+        elif not was_unpacked:
+            raise KeyError(machine_id)
+
+    def add(
+        self,
+        ids: Sequence[MachineId],
+        facts: Sequence[Facts],
+        bindings: Sequence[Binding],
+        texts: Sequence[HostTexts],
+    ) -> None:
+        """Add records of distinct machines that have none, in parts."""
+        first = len(self._ids)
+        self._ids += ids
+        self._facts += facts
+        self._bindings += bindings
+        self._texts += texts
+        self._packed += len(ids)
+        self._give_slots(first)
+
+    def _pack(self) -> None:
+        waiting, self._unpacked = self._unpacked, {}
+        fresh = []
+        for machine_id, record in waiting.items():
+            place = self._place(machine_id)
+            if place >= 0:
+                self._put(place, record)
+                self._packed += 1
+            else:
+                fresh.append(machine_id)
+        records = [waiting[machine_id] for machine_id in fresh]
+        while fresh and self._free:
+            place, machine_id = self._free.pop(), fresh.pop()
+            self._ids[place] = machine_id
+            self._put(place, records.pop())
+            self._packed += 1
+            self._give_slot(place)
+        self.add(
+            fresh,
+            [record.facts for record in records],
+            [record.binding for record in records],
+            [pack(record.host_ref, record.node_name, record.last_error) for record in records],
+        )
+
+    def _put(self, place: int, record: InventoryRecord) -> None:
+        self._facts[place], self._bindings[place] = record.facts, record.binding
+        self._texts[place] = pack(record.host_ref, record.node_name, record.last_error)
+
+    def _empty(self, place: int) -> None:
+        if self._facts[place] is not None:
+            self._packed -= 1
+        self._facts[place] = self._bindings[place] = None
+        self._texts[place] = NO_TEXTS
+
+    # ---- places by id ------------------------------------------------------------------------------------------------
+
+    def _place(self, machine_id: object) -> int:
+        """Return the place of a machine, -1 when it has none."""
+        slots, ids = self._slots, self._ids
+        last = len(slots) - 1
+        slot = hash(machine_id) & last
+        while (place := slots[slot]) >= 0:
+            if ids[place] == machine_id:
+                return place
+            slot = (slot + 1) & last
+        return _EMPTY
+
+    def _give_slot(self, place: int) -> None:
+        self._slots_used += 1
+        if 2 * self._slots_used > len(self._slots):
+            self._give_slots(len(self._ids))
+            return
+        last = len(self._slots) - 1
+        slot = hash(self._ids[place]) & last
+        while self._slots[slot] >= 0:
+            slot = (slot + 1) & last
+        self._slots[slot] = place
+
+    def _give_slots(self, first: int) -> None:
+        """Give the places from one on their slots, all of them where the slots have become few."""
+        self._slots_used += len(self._ids) - first
+        slots = self._slots
+        if 2 * self._slots_used > len(slots):
+            first, self._slots_used = 0, len(self._ids)
+            slots = array("i", [_EMPTY]) * max(_SLOTS_MIN, 1 << (2 * self._slots_used).bit_length())
+        table: npt.NDArray[np.int32] = np.frombuffer(slots, np.int32)
+        places = np.arange(first, len(self._ids), dtype=np.int32)
+        wanted = np.array([hash(machine_id) for machine_id in self._ids[first:]], np.int64)
+        last = np.int64(len(table) - 1)
+        while len(places):
+            wanted &= last
+            is_empty = table[wanted] == _EMPTY
+            table[wanted[is_empty]] = places[is_empty]
+            # Of several that want one slot the last one has got it.
+            is_left = table[wanted] != places
+            places, wanted = places[is_left], wanted[is_left] + 1
+        self._slots = slots
+
+    def validate(self) -> None:
+        """Compare everything with the invariants. Raises InvariantBroken."""
+        sizes = {len(self._ids), len(self._facts), len(self._bindings), len(self._texts)}
+        ensure(len(sizes) == 1, "packed records: lists of different sizes")
+        ensure(self._packed == sum(facts is not None for facts in self._facts), "packed records: miscounted")
+        ensure(all(self._ids[place] is None for place in self._free), "packed records: a free place has a machine")
+        known = [machine_id for machine_id in self._ids if machine_id is not None]
+        ensure(len(known) + len(self._free) == len(self._ids), "packed records: a place without machine is not free")
+        for place, machine_id in enumerate(self._ids):
+            if machine_id is None:
+                continue
+            ensure(self._place(machine_id) == place, f"packed records: {machine_id} is not found at its place")
+            is_packed, waits = self._facts[place] is not None, machine_id in self._unpacked
+            ensure(is_packed != waits, f"packed records: {machine_id} has two records, or none")

@@ -9,8 +9,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+from bench.engine_fleets import fleet_machines
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.model.ids import ClusterId
+from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import ExistingHost, Slot
 from bigfleet.provider.records.lifecycle import new_record
@@ -91,11 +93,33 @@ def records(machines: int) -> Iterator[Record]:
         yield replace(record, machine=machine, metadata=metadata, revision=number + 1, state_revision=1)
 
 
+def recovery_records(machines: int, clusters: int) -> Iterator[Record]:
+    """Yield W8's machines (docs/spec/benchmarks.md) as a provider holds them, with the stamps of a shard."""
+    for number, machine in enumerate(fleet_machines(machines, clusters)):
+        offered = Slot(
+            id=machine.id,
+            instance_type=machine.instance_type,
+            zone=machine.zone,
+            capacity_type=machine.capacity_type,
+            allocatable=machine.allocatable,
+            labels=machine.labels,
+            price_usd_per_hour=machine.price_usd_per_hour,
+            interruption_probability=machine.interruption_probability,
+        )
+        metadata = encode_metadata(machine) if machine.cluster else {}
+        made = replace(new_record(offered, PROVIDER, _START_UNIX_NANOS), revision=number + 1, state_revision=1)
+        yield replace(made, machine=machine, metadata=metadata)
+
+
 def write_fleet(path: Path, machines: int) -> None:
     """Write a state file with that many machines."""
+    write_records(path, records(machines), machines)
+
+
+def write_records(path: Path, made: Iterator[Record], machines: int) -> None:
+    """Write a state file with these records."""
     store = SqliteProviderStore(path, is_power_safe=False)
     store.load(b"benchmrk")
-    made = records(machines)
     written = 0
     while chunk := tuple(islice(made, _BATCH)):
         written += len(chunk)

@@ -13,6 +13,7 @@ from bench.workloads.pods import POD_WORKLOADS
 from bench.workloads.provider import PROVIDERS
 from bench.workloads.quality import QUALITY
 from bench.workloads.recording import RECORDINGS
+from bench.workloads.recovery import RECOVERY
 from bench.workloads.shard import SHARD
 from bench.workloads.streams import STREAMS
 from bigfleet.engine.decision import Decision
@@ -86,4 +87,4 @@ ALL = (
     *SHARD,
     *COORDINATOR,
 )
-MEASUREMENTS = (*STREAMS, *RECORDINGS, *PROVIDERS, *COORDINATORS, *OPERATORS, *HAIL_QUESTIONS, *QUALITY)
+MEASUREMENTS = (*STREAMS, *RECORDINGS, *PROVIDERS, *RECOVERY, *COORDINATORS, *OPERATORS, *HAIL_QUESTIONS, *QUALITY)

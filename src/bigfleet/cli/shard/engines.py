@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import structlog
 from prometheus_client import CollectorRegistry, Gauge
 
+from bigfleet.cli.runtime.code_pages import give_code_back
 from bigfleet.cli.runtime.kernel_build import BackgroundBuild, KernelBuildFault
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.cli.runtime.kernel_set import KERNELS
@@ -28,6 +29,8 @@ from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence,
 #: The plain engine decides a cycle of this size in about a second (docs/spec/benchmarks.md).
 PLAIN_MACHINES_MAX: Final = 2_000
 PLAIN_ROWS_MAX: Final = 500
+#: The file of llvmlite's compiler.
+COMPILER_LIBRARY: Final = "libllvmlite.so"
 
 _log = structlog.get_logger("bigfleet.cli.shard.engines")
 
@@ -113,6 +116,8 @@ class ShardEngines:
             engine = fleet_engine(verify_every_cycles=verify_every_cycles, on_divergence=on_divergence)
             # Loading kernels leaves garbage, and nothing else collects it.
             gc.collect()
+            # Only loading and compiling takes the compiler, more than 60 MiB of code.
+            give_code_back(COMPILER_LIBRARY)
             self._is_ready = True
             return engine
 

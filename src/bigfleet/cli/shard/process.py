@@ -102,8 +102,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             ownership_file=state_file.ownership,
             retirements=state_file.retirements,
             plan_workers=workers,
-            # Half a million machines hold no garbage, and looking through them would take a collection a second.
-            on_inventory=gc.freeze,
+            on_inventory=_inventory_is_there,
         )
         recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
@@ -125,6 +124,13 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         await _run_until(stop, shard, server, clock, reporter)
     _log.info("shard.stopped", shard=place.shard_id)
     return 0
+
+
+def _inventory_is_there() -> None:
+    """Settle the memory of the first List."""
+    # Half a million machines hold no garbage, and looking through them would take a collection a second.
+    gc.freeze()
+    interpreter.give_memory_back()
 
 
 def _readiness(shard: Shard, engines: ShardEngines, watch: StateWatch) -> str:

@@ -83,6 +83,7 @@ class Vocabulary:
         self.clusters: list[str] = [""]
         self._shape_numbers: dict[Shape, int] = {}
         self._supply_numbers: dict[frozenset[tuple[str, int]], int] = {}
+        self._supply_keys: list[frozenset[tuple[str, int]]] = []
         self._offer_numbers: dict[Offer, int] = {}
         self._stamp_numbers: dict[Stamp, int] = {}
         self._cluster_numbers: dict[str, int] = {"": 0}
@@ -104,6 +105,9 @@ class Vocabulary:
             known = self._supply_numbers.setdefault(shape.supply, len(self.supplies))
             if known == len(self.supplies):
                 self.supplies.append(dict(shape.supply))
+                self._supply_keys.append(shape.supply)
+            # Thousands of shapes differ in their labels alone.
+            shape = shape._replace(supply=self._supply_keys[known])
             number = self._shape_numbers[shape] = len(self.shapes)
             self.supply_of_shape.append(known)
             self.shapes.append(shape)

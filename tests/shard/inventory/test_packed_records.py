@@ -1,0 +1,107 @@
+"""Packed records are a dictionary of records, and texts that are packed come back as they were."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bigfleet.model.ids import MachineId
+from bigfleet.model.states import MachineState
+from bigfleet.model.validation import InvariantBroken
+from bigfleet.shard.inventory import packed_records
+from bigfleet.shard.inventory.host_texts import NO_TEXTS, REF_BYTES_MAX, pack, unpack
+from bigfleet.shard.inventory.machine_record import Binding, Facts, InventoryRecord, binding_of
+from bigfleet.shard.inventory.packed_records import PackedRecords
+from tests.engine.proof import in_proportion
+from tests.shard.world import machine
+
+texts = st.text(max_size=5) | st.sampled_from(
+    ["", "i-0123", "\x00", "\ud800", "r" * REF_BYTES_MAX, "é" * REF_BYTES_MAX]
+)
+
+
+@given(texts, texts, texts)
+@settings(max_examples=in_proportion(100), deadline=None)
+def test_texts_come_back_as_they_were(host_ref: str, node_name: str, last_error: str) -> None:
+    """Whatever they hold; without any, nothing is stored."""
+    assert unpack(pack(host_ref, node_name, last_error)) == (host_ref, node_name, last_error)
+    assert (pack(host_ref, node_name, last_error) is NO_TEXTS) == (not host_ref + node_name + last_error)
+
+
+def record(number: int) -> InventoryRecord:
+    """Return a record like no other number's."""
+    shown = machine("m", MachineState.IDLE, price_usd_per_hour=float(number))
+    facts = Facts("p", shown.instance_type, shown.zone, shown.capacity_type, {}, {}, {}, shown.price_usd_per_hour, 0.0)
+    return InventoryRecord(facts, binding_of(shown), f"ref-{number}", f"node-{number}", "")
+
+
+names = st.integers(0, 30).map(lambda number: MachineId(f"m-{number}" if number else ""))
+steps = st.one_of(
+    st.tuples(st.just("set"), names),
+    st.tuples(st.just("set"), names),
+    st.tuples(st.just("delete"), names),
+    st.tuples(st.just("add"), st.lists(names, max_size=20, unique=True)),
+)
+
+
+class SameHash(str):
+    """An id that wants the same slot as every other."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 3
+
+
+@given(st.lists(steps, max_size=40), st.sampled_from([0, 2, 4096]), st.booleans())
+@settings(max_examples=in_proportion(200), deadline=None)
+def test_packed_records_are_a_dictionary(
+    story: list[tuple[str, MachineId | list[MachineId]]], unpacked_max: int, collides: bool
+) -> None:
+    """Set, deleted, added many at once, packed and not, also where all ids want one slot."""
+    packed, expected, number = PackedRecords(), dict[MachineId, InventoryRecord](), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_records, "UNPACKED_MAX", unpacked_max)
+        for kind, subject in story:
+            number += 1
+            subjects = [subject] if isinstance(subject, str) else subject
+            ids = [MachineId(SameHash(each)) if collides else each for each in subjects]
+            if kind == "set":
+                packed[ids[0]] = expected[ids[0]] = record(number)
+            elif kind == "delete" and ids[0] in expected:
+                del packed[ids[0]], expected[ids[0]]
+            elif kind == "delete":
+                with pytest.raises(KeyError):
+                    del packed[ids[0]]
+            else:
+                add(packed, expected, [each for each in ids if each not in expected], number)
+            packed.validate()
+            assert (dict(packed), len(packed), len(list(packed))) == (expected, len(expected), len(expected))
+            asked = [MachineId(SameHash(f"m-{each}") if collides else f"m-{each}") for each in range(31)]
+            assert packed.lacking(asked).tolist() == [each not in expected for each in asked]
+            assert [packed.find(each) for each in asked] == [expected.get(each) for each in asked]
+
+
+def add(
+    packed: PackedRecords, expected: dict[MachineId, InventoryRecord], ids: Sequence[MachineId], number: int
+) -> None:
+    """Add records of these ids many at once."""
+    records = [record(100 * number + each) for each in range(len(ids))]
+    facts: list[Facts] = [each.facts for each in records]
+    bindings: list[Binding] = [each.binding for each in records]
+    packed.add(ids, facts, bindings, [pack(each.host_ref, each.node_name, each.last_error) for each in records])
+    expected.update(zip(ids, records, strict=True))
+
+
+def test_a_slot_that_is_lost_is_found_by_validation() -> None:
+    """The check of the invariants has teeth."""
+    packed = PackedRecords()
+    add(packed, {}, [MachineId("a"), MachineId("b")], 1)
+    packed.validate()
+    for slot, place in enumerate(packed._slots):
+        if place == 1:
+            packed._slots[slot] = -1
+
+    with pytest.raises(InvariantBroken, match="b is not found at its place"):
+        packed.validate()

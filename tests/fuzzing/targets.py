@@ -48,10 +48,13 @@ from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
 from bigfleet.rpc.wire.convert_need import ReceivedRollUp
 from bigfleet.rpc.wire.convert_session import operator_frame_from_bytes, shard_frame_from_wire, shard_frame_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2, provider_pb2, shard_pb2
+from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.audit.log import read_line
 from bigfleet.shard.cluster_policy import PolicyFault, read_policies
-from bigfleet.sim.kernel.virtual_time import LoopClock
+from bigfleet.shard.ports import ProviderRefusal
+from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from bigfleet.sim.scenarios.scenario_file import ScenarioFault, read_scenario
+from tests.rpc.wire.split_parts import composed
 
 _FOLDER: Final = Path(tempfile.mkdtemp(prefix="bigfleet-fuzzing-"))
 
@@ -123,6 +126,20 @@ def _message(kind: Any, convert: Callable[[Any], Any]) -> Callable[[bytes], Any]
 
 def _machine(message: provider_pb2.Machine) -> Any:
     return machine_from_wire(message)
+
+
+def _list_answer(content: bytes) -> Any:
+    """Read each record as a whole, and compare with it what is read in parts."""
+
+    async def read() -> list[str]:
+        listing = await read_listing(content, LoopClock())
+        assert listing.parts is not None
+        split = await listing.parts.read(range(len(listing.records)))
+        for number, place in enumerate(split.places):
+            assert repr(composed(split, number)) == repr(listing.records[place]), "parts say another thing"
+        return [repr(record) for record in listing.records]
+
+    return run_virtual(read)
 
 
 def _machine_again(value: Any) -> bytes:
@@ -211,6 +228,7 @@ TARGETS: Final = (
         refusals=(MalformedMessage, DecodeError),
         again=_machine_again,
     ),
+    Target(name="list-answer", read=_list_answer, refusals=(ProviderRefusal,)),
     Target(
         name="shard-report",
         read=_message(coordinator_pb2.ShardReport, report_from_wire),

@@ -8,16 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import HostRef
 from bigfleet.rpc.wire import record_walk, split_records
 from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
-from bigfleet.shard.inventory.host_texts import unpack
-from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, SplitRecords
+from bigfleet.shard.ports import Listing, ProviderRefusal, SplitRecords
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.engine.proof import in_proportion
 from tests.rpc.strategies import MACHINES, TEXT_MAPS
+from tests.rpc.wire.split_parts import composed
 
 _LENGTH_DELIMITED = 2
 
@@ -135,22 +134,6 @@ async def read(contents: Sequence[bytes]) -> tuple[Listing, SplitRecords]:
     listing = await read_listing(b"".join(map(entry, contents)), LoopClock())
     assert listing.parts is not None
     return listing, await listing.parts.read(range(len(contents)))
-
-
-def composed(split: SplitRecords, number: int) -> ListedMachine:
-    """Return a record of its parts."""
-    facts, binding = split.facts_values[split.facts[number]], split.binding_values[split.bindings[number]]
-    ref, node_name, last_error = unpack(split.texts[number])
-    machine = replace(
-        facts,
-        id=split.ids[number],
-        state=binding.state,
-        cluster=binding.cluster,
-        host=HostRef(facts.host.provider, ref),
-        node_name=node_name,
-        last_error=last_error,
-    )
-    return ListedMachine(machine, binding.metadata)
 
 
 def assert_the_same(listing: Listing, split: SplitRecords) -> None:

@@ -12,20 +12,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, OwnershipVersion, RowKind
 from bigfleet.model.states import MachineState
+from bigfleet.model.validation import InvariantBroken
 from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.inventory import packed_records
+from bigfleet.shard.inventory.ingest import Ingest, PlainBinding
 from bigfleet.shard.inventory.inventory import Inventory
-from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.ports import ListedBinding, ShardSettings, SplitRecords
 from bigfleet.shard.reconcile import new_machines, reconciler
-from bigfleet.shard.reconcile.ownership_filter import OwnsAll
+from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter, OwnsAll
+from bigfleet.shard.status.cycle_publisher import CyclePublisher
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.engine.proof import in_proportion
 from tests.shard.world import World, machine, note_pending
@@ -179,6 +183,60 @@ def test_many_at_once_come_to_what_one_by_one_does(
 
     with small_turns():
         run_virtual(lambda: both(stories, prepare))
+
+
+def odd_fleet() -> list[Record]:
+    """Return new machines of which more is to be said than that they are there."""
+    bound = machine("a", S.CONFIGURED, cluster=ClusterId("c1"))
+    idle = machine("b", S.IDLE)
+    return [
+        (bound, {labels.ASSIGNED_PRIORITY: "no number"}),
+        (replace(bound, id=MachineId("c")), {labels.ASSIGNED_SHARD: "shard-1"}),
+        (replace(bound, id=MachineId("d"), host=HostRef()), {}),
+        (replace(idle, price_usd_per_hour=-1.0, id=MachineId("e")), {}),
+        (replace(idle, cluster=ClusterId("c1"), id=MachineId("f")), {}),
+        (replace(bound, id=MachineId("g"), cluster=ClusterId("c2")), {}),
+        (replace(idle, id=MachineId("h")), {}),
+        (replace(idle, id=MachineId("h"), node_name="n"), {}),
+        (idle, {}),
+    ]
+
+
+def plainly(self: Ingest, listed: ListedBinding) -> PlainBinding:
+    """Take every binding for plain."""
+    return plain_binding(self, listed)._replace(is_plain_with_host=True)
+
+
+async def not_once(*asked: Any) -> SplitRecords:
+    """Take machines that are listed twice for new ones."""
+    return await asked[0].read(asked[1])  # type: ignore[no-any-return]
+
+
+plain_binding = Ingest.plain_binding
+DEFECTS: list[tuple[Any, str, Any]] = [
+    (Ingest, "is_connected", lambda _self, _cluster: False),
+    (Ingest, "is_sound", lambda _self, _facts: True),
+    (Ingest, "plain_binding", plainly),
+    (OwnershipFilter, "owns_by_binding", lambda _self, _listed: True),
+    (CyclePublisher, "machines_inserted", lambda _self, _ids, _bindings: None),
+    (ColumnStore, "add", lambda self, ids, columns, notes: add(self, ids, columns, notes[::-1])),
+    (reconciler, "split_new", not_once),
+]
+add = ColumnStore.add
+
+
+@pytest.mark.parametrize(("place", "name", "defect"), DEFECTS, ids=[name for _place, name, _defect in DEFECTS])
+async def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, defect: Any) -> None:
+    """What the comparison compares is enough to find it; without a defect there is nothing to find."""
+
+    def prepare(world: World) -> Any:
+        return world.connect("c2")
+
+    with small_turns():
+        await both([odd_fleet()], prepare)
+        monkeypatch.setattr(place, name, defect)
+        with pytest.raises((AssertionError, InvariantBroken)):
+            await both([odd_fleet()], prepare)
 
 
 def fleet(machines: int) -> list[Record]:

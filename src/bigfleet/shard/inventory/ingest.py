@@ -7,6 +7,7 @@ machine is on its way or bound, and end together with the cluster when it is obs
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -86,6 +87,19 @@ class PlainBinding(NamedTuple):
 
 #: Any host.
 _SOME_HOST = HostRef("provider", "ref")
+
+
+@lru_cache(maxsize=4096)
+def _holds_invariant(price_usd_per_hour: float, interruption_probability: float) -> bool:
+    """Say whether a machine with these facts holds the invariant, in a state that its host and cluster fit."""
+    machine = Machine(
+        id=MachineId(""),
+        state=MachineState.IDLE,
+        host=_SOME_HOST,
+        price_usd_per_hour=price_usd_per_hour,
+        interruption_probability=interruption_probability,
+    )
+    return invariant_fault(machine) is None
 
 
 class Ingest:
@@ -222,7 +236,7 @@ class Ingest:
 
     def is_sound(self, facts: Machine) -> bool:
         """Say whether facts hold the invariant, in a machine whose state and binding do."""
-        return invariant_fault(replace(facts, state=MachineState.IDLE, host=_SOME_HOST)) is None
+        return _holds_invariant(facts.price_usd_per_hour, facts.interruption_probability)
 
     def plain_binding(self, listed: ListedBinding) -> PlainBinding:
         """Return what becomes of a listed binding in a machine that is not known yet."""
@@ -236,9 +250,9 @@ class Ingest:
         with_host = invariant_fault(replace(machine, host=_SOME_HOST)) is None
         return PlainBinding(binding_of(machine), is_plain and with_host, is_plain and invariant_fault(machine) is None)
 
-    def is_quiet(self, plain: PlainBinding) -> bool:
-        """Say whether no cluster is to be sent anything of a new machine with this binding."""
-        return not plain.binding.cluster or self._sessions.of(plain.binding.cluster) is None
+    def is_connected(self, cluster: str) -> bool:
+        """Say whether a cluster has a session."""
+        return bool(cluster) and self._sessions.of(cluster) is not None
 
     def insert_many(
         self,
@@ -249,11 +263,20 @@ class Ingest:
         digests: npt.NDArray[np.uint64],
         moment: Moment,
     ) -> None:
-        """Take the records of distinct machines that are not known: sound ones, ours, with quiet plain bindings."""
+        """Take the records of distinct machines that are not known: sound ones, ours, with plain bindings.
+
+        `show` shows them to the clusters that are connected.
+        """
         self._inventory.insert_many(
             ids, facts, bindings, texts, digests, now_seconds=moment.seconds, now_unix_nanos=moment.unix_nanos
         )
         self._on_insert_many(ids, [each.binding for each in bindings])
+
+    def show(self, machine_id: MachineId) -> None:
+        """Send a machine to its cluster, if it is bound and its cluster is connected."""
+        machine = self._inventory.get(machine_id)
+        if machine is not None and self.is_connected(machine.cluster):
+            self._sessions.send_node_state(self.node_state(machine, machine.cluster))
 
     def fail(self, machine: Machine, cause: str) -> None:
         """Set a machine to Failed in our memory only; the record that says otherwise is retained for comparison."""

@@ -1,8 +1,8 @@
 """Takes machines that are not known yet out of one List, many at once.
 
 The first List of a large fleet is nothing else. Facts and bindings are judged once each, and a machine is inserted when
-nothing more follows from its record: no refusal, no warning, no frame to a cluster. All others are taken one by one.
-Nothing here may judge a record differently than that.
+nothing more follows from its record than a frame to its cluster: no refusal, no warning. All others are taken one by
+one. Nothing here may judge a record differently than that.
 """
 
 from array import array
@@ -62,6 +62,8 @@ class Taken(NamedTuple):
     foreign: list[int]
     #: To be taken one by one.
     rest: list[int]
+    #: Of machines that were inserted and that their cluster, which is connected, has not been shown yet.
+    unshown: list[int]
 
 
 class NewMachines:
@@ -106,7 +108,8 @@ class NewMachines:
         numbers = np.arange(first, last)
         self._insert(numbers[is_simple], moment)
         is_foreign = is_new & ~is_ours
-        return Taken(numbers[is_foreign].tolist(), numbers[~is_simple & ~is_foreign].tolist())
+        unshown = numbers[is_simple & self._is_connected(bindings)]
+        return Taken(numbers[is_foreign].tolist(), numbers[~is_simple & ~is_foreign].tolist(), unshown.tolist())
 
     def digest(self, number: int) -> bytes:
         """Return the digest of a record."""
@@ -143,13 +146,19 @@ class NewMachines:
             if number not in self._plain:
                 self._plain[number] = self._ingest.plain_binding(self.split.binding_values[number])
         plain = [self._plain[number] for number in numbers.tolist()]
-        is_quiet = np.array([self._ingest.is_quiet(each) for each in plain], np.bool_)
         may_have, may_lack = (np.array([each[place] for each in plain], np.bool_) for place in (1, 2))
         has_ref = np.array([bool(text) and text[0] != 0 for text in texts], np.bool_)
         has_host = has_ref | self._has_provider[facts]
         is_sound = np.array([self._is_sound[number] for number in facts.tolist()], np.bool_)
-        simple: Mask = is_sound & is_quiet[which] & np.where(has_host, may_have[which], may_lack[which])
+        simple: Mask = is_sound & np.where(has_host, may_have[which], may_lack[which])
         return simple
+
+    def _is_connected(self, bindings: Numbers) -> Mask:
+        """Say of which machines the cluster has a session."""
+        numbers, which = np.unique(bindings, return_inverse=True)
+        clusters = [self.split.binding_values[number].cluster for number in numbers.tolist()]
+        connected: Mask = np.array([self._ingest.is_connected(cluster) for cluster in clusters], np.bool_)[which]
+        return connected
 
     def _insert(self, numbers: Numbers, moment: Moment) -> None:
         if not len(numbers):

@@ -273,6 +273,10 @@ class Reconciler:
             for number in taken.foreign:
                 self._pass_over(split.ids[number])
                 self._foreign.note(split.ids[number], new.digest(number))
+            for start in range(0, len(taken.unshown), RECORDS_PER_TURN_MAX):
+                await self._clock.sleep(0)
+                for number in taken.unshown[start : start + RECORDS_PER_TURN_MAX]:
+                    self._ingest.show(split.ids[number])
             places = [split.places[number] for number in taken.rest]
             digests = [new.digest(number) for number in taken.rest]
             records = await self._records(listing, places)

@@ -1,4 +1,4 @@
-"""What W18 measures, in small: real provider, shard and operator processes, and nothing reported that did not arrive."""
+"""What W18 measures, in small: real provider, shard and operator processes; nothing is reported that did not arrive."""
 
 import pytest
 

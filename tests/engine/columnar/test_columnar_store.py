@@ -129,6 +129,41 @@ def test_a_buffer_is_used_again_when_its_view_is_gone() -> None:
     assert newest.vocabulary.offers[newest.columns.offer[0]].price_usd_per_hour == 3.0
 
 
+def test_a_fleet_at_rest_has_its_columns_once() -> None:
+    """The store copies them when it writes, and not before; a removal is a write."""
+    store = ColumnStore()
+    for number in range(3):
+        store.insert(idle(number))
+    first = store.snapshot()
+    said = read(first)
+    assert store._columns is first.columns
+    store.update(idle(1, price_usd_per_hour=2.0))
+    second = store.snapshot()
+    assert store._columns is second.columns
+    store.remove(MachineId("m02"))
+
+    assert (read(first), len(read(second)), len(read(store.snapshot()))) == (said, 3, 2)
+
+
+def test_columns_of_two_views_are_not_used_again_when_one_is_gone() -> None:
+    """A machine that came and went before it had a row leaves a view that differs in nothing."""
+    store = ColumnStore()
+    store.insert(idle(1))
+    first = store.snapshot()
+    store.insert(idle(2))
+    store.remove(MachineId("m02"))
+    store.insert(idle(1))
+    store._written.clear()
+    second = store.snapshot()
+    said = read(second)
+    assert (first is second, first.columns is second.columns) == (False, True)
+    del first
+    store.update(idle(1, price_usd_per_hour=2.0))
+    store.snapshot()
+
+    assert read(second) == said
+
+
 def test_unknown_machines_are_neither_updated_nor_removed() -> None:
     store = ColumnStore()
     with pytest.raises(KeyError):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import structlog
 from hypothesis import HealthCheck, given, settings
@@ -219,24 +220,24 @@ DEFECTS: list[tuple[Any, str, Any]] = [
     (Ingest, "plain_binding", plainly),
     (OwnershipFilter, "owns_by_binding", lambda _self, _listed: True),
     (CyclePublisher, "machines_inserted", lambda _self, _ids, _bindings: None),
-    (ColumnStore, "add", lambda self, ids, columns, notes: add(self, ids, columns, notes[::-1])),
+    (ColumnStore, "add", lambda self, ids, columns, notes: add(self, ids, columns, notes + np.uint64(1))),
     (reconciler, "split_new", not_once),
 ]
 add = ColumnStore.add
 
 
 @pytest.mark.parametrize(("place", "name", "defect"), DEFECTS, ids=[name for _place, name, _defect in DEFECTS])
-async def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, defect: Any) -> None:
+def test_a_planted_defect_is_found(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, defect: Any) -> None:
     """What the comparison compares is enough to find it; without a defect there is nothing to find."""
 
     def prepare(world: World) -> Any:
         return world.connect("c2")
 
     with small_turns():
-        await both([odd_fleet()], prepare)
+        run_virtual(lambda: both([odd_fleet()], prepare))
         monkeypatch.setattr(place, name, defect)
         with pytest.raises((AssertionError, InvariantBroken)):
-            await both([odd_fleet()], prepare)
+            run_virtual(lambda: both([odd_fleet()], prepare))
 
 
 def fleet(machines: int) -> list[Record]:

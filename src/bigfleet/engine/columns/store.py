@@ -293,6 +293,8 @@ class ColumnStore:
         self._ids: list[MachineId] = []
         self._finder = Finder.of_none()
         self._columns = Columns.empty(0)
+        #: Whether a view has the columns too, so that they must not be written.
+        self._is_shown = False
         #: One pair of integers per row, zeros for no note; without rows until there is a note.
         self._notes = np.zeros((0, 2), np.uint64)
         self._waiting: dict[MachineId, Numbers] = {}
@@ -365,8 +367,8 @@ class ColumnStore:
         Cost: one merge, as of the machines that wait for a row.
         """
         self.settle()
-        order = sorted(range(len(ids)), key=ids.__getitem__)
-        ordered = Columns(*(column[order] for column in columns))
+        order, ordered = sorted(range(len(ids)), key=ids.__getitem__), Columns.empty(len(ids))
+        ordered.put(np.arange(len(ids)), columns, order)
         self._insert([ids[place] for place in order], ordered, notes[order])
 
     def update(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
@@ -383,6 +385,7 @@ class ColumnStore:
         row = self._live_row(machine_id)
         if row in self._written:
             self._write()
+        self._unshare()
         self._columns.state[row] = REMOVED
         self._columns.cluster[row] = 0
         self._columns.idle_since_seconds[row] = np.nan
@@ -452,7 +455,9 @@ class ColumnStore:
         self._generation += 1
         self._history[self._generation] = changed
         self._history.pop(self._generation - HISTORY_MAX, None)
-        columns = self._published()
+        # Both have one memory until the store writes again, which a fleet at rest does not.
+        columns, self._is_shown = self._columns, True
+        self._buffers = [buffer for buffer in self._buffers if buffer.columns is not columns]
         view = ColumnSnapshot(
             ids=self._ids,
             rows=RowsById(self._ids),
@@ -479,6 +484,7 @@ class ColumnStore:
 
     def _forget_unused(self) -> None:
         """Number what machines still use in a new vocabulary; readers of older views keep the old one."""
+        self._unshare()
         old, columns, new = self.vocabulary, self._columns, Vocabulary()
         live = columns.state != REMOVED
         parts: tuple[tuple[npt.NDArray[np.int32], Callable[[int], int]], ...] = (
@@ -499,6 +505,7 @@ class ColumnStore:
         """Write what is to be written."""
         if not self._written:
             return
+        self._unshare()
         rows = np.fromiter(self._written, np.int64, len(self._written))
         self._removed -= int(np.count_nonzero(self._columns.state[rows] == REMOVED))
         self._columns.fill(rows, list(self._written.values()))
@@ -511,8 +518,13 @@ class ColumnStore:
             raise KeyError(machine_id)
         return row
 
-    def _published(self) -> Columns:
-        """Return columns that equal the store's: a recycled buffer brought up to date, or a copy."""
+    def _unshare(self) -> None:
+        """Have columns that no view has."""
+        if self._is_shown:
+            self._columns, self._is_shown = self._equal_columns(), False
+
+    def _equal_columns(self) -> Columns:
+        """Return columns that equal the store's: those of a view that is gone, brought up to date, or a copy."""
         for buffer in self._buffers:
             missing = range(buffer.generation + 1, self._generation + 1)
             if buffer.view() is None and all(generation in self._history for generation in missing):
@@ -558,7 +570,7 @@ class ColumnStore:
             if len(new_notes):
                 notes[new_rows] = new_notes
             self._notes = notes
-        self._columns = columns
+        self._columns, self._is_shown = columns, False
         self._finder = self._finder.merged(self._ids, retained=retained, is_retained=is_old, new_rows=new_rows)
         self._dirty.clear()
         self._history.clear()

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.model.ids import MachineId
-from bigfleet.rpc.wire import record_walk, split_records
+from bigfleet.model.machine import Machine
+from bigfleet.rpc.wire import record_scan, split_records
 from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
@@ -157,11 +158,11 @@ def test_parts_say_what_the_whole_record_says(contents: list[bytes]) -> None:
 
 @given(st.lists(st.tuples(MACHINES, TEXT_MAPS), min_size=1, max_size=6))
 @settings(max_examples=in_proportion(100), deadline=None)
-def test_records_of_the_provider_kit_are_read_in_parts(shown: list[tuple[object, dict[str, str]]]) -> None:
+def test_records_of_the_provider_kit_are_read_in_parts(shown: list[tuple[Machine, dict[str, str]]]) -> None:
     """All but those of machines without id and those with a cause of failure."""
 
     async def compare() -> None:
-        machines = [replace(machine, last_error="") for machine, _metadata in shown]  # type: ignore[type-var]
+        machines = [replace(machine, last_error="") for machine, _metadata in shown]
         contents = [
             machine_to_wire(machine, metadata).SerializeToString(deterministic=True)
             for machine, (_machine, metadata) in zip(machines, shown, strict=True)
@@ -189,7 +190,7 @@ def message(number: int, **changes: object) -> bytes:
 
 def test_equal_parts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred machines of two racks in three clusters, in several turns."""
-    monkeypatch.setattr(split_records, "RECORDS_PER_TURN_MAX", 7)
+    monkeypatch.setattr(split_records, "_RECORDS_PER_TURN_MAX", 7)
 
     async def compare() -> None:
         listing, split = await read([message(number) for number in range(100)])
@@ -201,7 +202,7 @@ def test_equal_parts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_beyond_the_limit_are_left_to_the_plain_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory has a bound, whatever a provider writes."""
-    monkeypatch.setattr(split_records, "PARTS_MAX", 2)
+    monkeypatch.setattr(split_records, "_PARTS_MAX", 2)
 
     async def compare() -> None:
         listing, split = await read([message(number, zone=f"z{number}") for number in range(9)])
@@ -223,7 +224,7 @@ def test_parts_beyond_the_limit_are_left_to_the_plain_reader(monkeypatch: pytest
         ({"last_error": "broken"}, False),
         ({"state": 0, "host": None, "cluster": ""}, True),
         ({"labels": {str(each): "v" for each in range(80)}}, True),
-        ({"labels": {str(each): "v" for each in range(record_walk.FIELDS_MAX)}}, False),
+        ({"labels": {str(each): "v" for each in range(record_scan._FIELDS_MAX)}}, False),
     ],
 )
 def test_which_records_are_read_in_parts(changes: dict[str, object], *, is_in_parts: bool) -> None:

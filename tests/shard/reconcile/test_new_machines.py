@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bigfleet.engine.columns.objects import snapshot_of
-from bigfleet.engine.columns.store import ColumnStore
+from bigfleet.engine.columns.store import Columns, ColumnStore
 from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import HostRef, Machine
@@ -213,17 +213,21 @@ async def not_once(*asked: Any) -> SplitRecords:
     return await asked[0].read(asked[1])  # type: ignore[no-any-return]
 
 
-plain_binding = Ingest.plain_binding
+def add_with_other_notes(self: ColumnStore, ids: Sequence[MachineId], columns: Columns, notes: Any) -> None:
+    """Note another digest of each record."""
+    add(self, ids, columns, notes + np.uint64(1))
+
+
+plain_binding, add = Ingest.plain_binding, ColumnStore.add
 DEFECTS: list[tuple[Any, str, Any]] = [
     (Ingest, "is_connected", lambda _self, _cluster: False),
     (Ingest, "is_sound", lambda _self, _facts: True),
     (Ingest, "plain_binding", plainly),
     (OwnershipFilter, "owns_by_binding", lambda _self, _listed: True),
     (CyclePublisher, "machines_inserted", lambda _self, _ids, _bindings: None),
-    (ColumnStore, "add", lambda self, ids, columns, notes: add(self, ids, columns, notes + np.uint64(1))),
+    (ColumnStore, "add", add_with_other_notes),
     (reconciler, "split_new", not_once),
 ]
-add = ColumnStore.add
 
 
 @pytest.mark.parametrize(("place", "name", "defect"), DEFECTS, ids=[name for _place, name, _defect in DEFECTS])

@@ -1,7 +1,7 @@
 """Reads records of a large List in parts, each distinct part once.
 
 Half a million records hold some ten thousand sets of facts and of bindings; ids, host references and node names are all
-that is a machine's own. A record that cannot be cut (`bigfleet.rpc.wire.record_walk`), or of which a part cannot be
+that is a machine's own. A record that cannot be cut (`bigfleet.rpc.wire.record_scan`), or of which a part cannot be
 read, is left out: the plain reader says what it is. Nothing here may read a record differently than the plain reader.
 """
 
@@ -19,16 +19,16 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, metadata_from_wire, state_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
-from bigfleet.rpc.wire.record_walk import PADDING, Cut, Places, Span, cut_records
+from bigfleet.rpc.wire.record_scan import PADDING, Cut, Places, Span, cut_records
 from bigfleet.shard.inventory.host_texts import NO_TEXTS, unpack
 from bigfleet.shard.ports import ListedBinding, SplitRecords
 
 T = TypeVar("T")
 
 #: Records that are read before other tasks get their turn, some milliseconds of work.
-RECORDS_PER_TURN_MAX: Final = 2_000
+_RECORDS_PER_TURN_MAX: Final = 2_000
 #: Distinct facts, and distinct bindings, of one answer; records with others are left out.
-PARTS_MAX: Final = 131_072
+_PARTS_MAX: Final = 131_072
 _UNREADABLE: Final = -1
 _PROVIDER_TAG: Final = b"\x0a"
 #: A reference of no characters, with its number.
@@ -55,7 +55,7 @@ class _Parts(Generic[T]):
         number = self._numbers.get(content)
         if number is not None:
             return number
-        if len(self._numbers) >= PARTS_MAX:
+        if len(self._numbers) >= _PARTS_MAX:
             return _UNREADABLE
         try:
             value = self._read(content)
@@ -81,10 +81,10 @@ class RecordSplitter:
         """Return those of the records at these places that can be read in parts, in turns."""
         facts, bindings, split = _Parts(_read_facts), _Parts(_read_binding), SplitRecords()
         split.facts_values, split.binding_values = facts.values, bindings.values
-        for first in range(0, len(places), RECORDS_PER_TURN_MAX):
+        for first in range(0, len(places), _RECORDS_PER_TURN_MAX):
             if first:
                 await self._clock.sleep(0)
-            self._read_turn(places[first : first + RECORDS_PER_TURN_MAX], facts, bindings, split)
+            self._read_turn(places[first : first + _RECORDS_PER_TURN_MAX], facts, bindings, split)
         return split
 
     def _read_turn(

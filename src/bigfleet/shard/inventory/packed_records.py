@@ -65,7 +65,7 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         """Say of each of many machines whether it has no record."""
         table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
         slots = np.array([hash(machine_id) for machine_id in ids], np.int64) & np.int64(len(table) - 1)
-        lacks = table[slots] == _EMPTY
+        lacks: npt.NDArray[np.bool_] = table[slots] == _EMPTY
         for each in np.flatnonzero(~lacks).tolist():
             lacks[each] = ids[each] not in self
         for each in [each for each, machine_id in enumerate(ids) if machine_id in self._unpacked]:

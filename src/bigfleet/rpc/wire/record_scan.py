@@ -16,7 +16,7 @@ Mask = npt.NDArray[np.bool_]
 #: Bytes behind the last record that may be looked at.
 PADDING: Final = 8
 #: Fields of one record; one with more is not cut.
-FIELDS_MAX: Final = 96
+_FIELDS_MAX: Final = 96
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED = 1, 2, 3
 _ID, _STATE, _HOST, _FACTS, _BINDING, _NODE = range(1, 7)
@@ -103,7 +103,7 @@ def _reached(content: npt.NDArray[np.uint8], starts: Places, ends: Places) -> tu
     is_sound = np.ones(len(starts), np.bool_)
     position, group_before = starts.copy(), np.zeros(len(starts), np.int8)
     left = np.flatnonzero(position < ends)
-    for _field in range(FIELDS_MAX):
+    for _field in range(_FIELDS_MAX):
         if not len(left):
             break
         at = position[left]

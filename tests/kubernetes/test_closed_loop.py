@@ -22,9 +22,11 @@ from bigfleet.operator.kubernetes.objects import PodObject
 from tests.kubernetes.cluster import ClosedLoop, ClusterUnderTest, eventually, is_ready, is_unschedulable, until_nothing
 from tests.kubernetes.fleet import ZONES, FleetUnderTest, pool
 from tests.kubernetes.kinds import (
+    DAEMON_SETS,
     DEPLOYMENTS,
     JOBS,
     PRIORITY_CLASSES,
+    daemon_set,
     deployment,
     job,
     pod_template,
@@ -405,6 +407,8 @@ async def test_pods_with_random_rules_run_and_follow_random_changes(
     async with FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=RANDOM_POOLS, rack_size=5) as fleet:
         course = Course(fleet, Size(pods=0, machines_per_pool=20, rack_size=5, rounds=0, has_pinned=False))
         course.namespaces["one"] = await cluster.make_namespace()
+        agents = daemon_set("node-agent", pod_template(requests={"cpu": "150m", "memory": "200Mi"}))
+        await cluster.api.create(DAEMON_SETS, agents, namespace=await cluster.make_namespace())
         for name, value in RANDOM_PRIORITIES.items():
             await cluster.api.apply(PRIORITY_CLASSES, name, priority_class(name, value), field_manager="bigfleet-tests")
         workloads = random_workloads(rng, 14, list(RANDOM_PRIORITIES))

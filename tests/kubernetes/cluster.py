@@ -7,7 +7,7 @@ for the provider, and pods run on the machines that it makes.
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sized
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -252,6 +252,45 @@ class ClusterUnderTest:
         """Return the changes that the API server has answered, in that order; all, or evictions alone."""
         requests = read_audit_log(self.plane.files.audit_log)
         return [each for each in requests if each.is_eviction] if is_eviction else requests
+
+
+class ClosedLoop:
+    """Several clusters of one test, each a control plane of its own with our custom resource definitions.
+
+        async with ClosedLoop(program, tmp_path) as loop:
+            east, west = await loop.add_clusters("east", "west")
+
+    All of them end with the context. A cluster is never shared: Nodes, UpcomingNodes and AvailableCapacities are
+    cluster-scoped. A control plane takes 0.7 GB of memory and most of a core while it starts.
+    """
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        self.clusters: dict[str, ClusterUnderTest] = {}
+        self._program = program
+        self._folder = folder
+        self._exits = AsyncExitStack()
+
+    async def __aenter__(self) -> "ClosedLoop":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._exits.aclose()
+
+    async def add_clusters(self, *names: str) -> list[ClusterUnderTest]:
+        """Start a control plane for each name, install our definitions, and return the clusters in that order."""
+        planes = [new_plane(self._program, self._folder / name) for name in names]
+        for plane in planes:
+            self._exits.push_async_callback(plane.stop)
+        await asyncio.gather(*(plane.start() for plane in planes))
+        return [await self._open(name, plane) for name, plane in zip(names, planes, strict=True)]
+
+    async def _open(self, name: str, plane: ControlPlane) -> ClusterUnderTest:
+        cluster = await self._exits.enter_async_context(ClusterUnderTest(plane))
+        await cluster.install_definitions()
+        self.clusters[name] = cluster
+        return cluster
 
 
 def definitions_in(folder: Path) -> dict[str, JsonObject]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from bigfleet.demo.kubernetes.control_plane import PROGRAM_VARIABLE, ControlPlane, ControlPlaneError, program_from
-from tests.kubernetes.closed_loop import ClosedLoop
-from tests.kubernetes.cluster import ClusterUnderTest, new_plane
+from tests.kubernetes.cluster import ClosedLoop, ClusterUnderTest, new_plane
 from tools.build_controlplane import program_path
 
 #: Turns a skip into a failure; CI sets it.

@@ -62,6 +62,9 @@ DEPLOYMENTS = Resource(
     group="apps", version="v1", plural="deployments", kind="Deployment", namespaced=True, type=Workload
 )
 JOBS = Resource(group="batch", version="v1", plural="jobs", kind="Job", namespaced=True, type=Workload)
+DAEMON_SETS = Resource(
+    group="apps", version="v1", plural="daemonsets", kind="DaemonSet", namespaced=True, type=KubernetesObject
+)
 DISRUPTION_BUDGETS = Resource(
     group="policy",
     version="v1",
@@ -141,6 +144,19 @@ def deployment(name: str, replicas: int, template: Mapping[str, Json]) -> JsonOb
             "selector": {"matchLabels": {"app": name}},
             "template": _labelled(template, name),
         },
+    }
+
+
+def daemon_set(name: str, template: Mapping[str, Json]) -> JsonObject:
+    """Return a DaemonSet whose pods have the label `app` with its name, and run on every node."""
+    spec = template["spec"]
+    assert isinstance(spec, Mapping)
+    everywhere: JsonObject = {**_labelled(template, name), "spec": {**spec, "tolerations": [{"operator": "Exists"}]}}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": {"app": name}}, "template": everywhere},
     }
 
 

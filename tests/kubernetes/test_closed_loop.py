@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -18,18 +19,20 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType
 from bigfleet.operator.kubernetes.api import JsonObject
 from bigfleet.operator.kubernetes.objects import PodObject
-from tests.kubernetes.closed_loop import ClosedLoop
-from tests.kubernetes.cluster import ClusterUnderTest, eventually, is_ready, is_unschedulable, until_nothing
+from tests.kubernetes.cluster import ClosedLoop, ClusterUnderTest, eventually, is_ready, is_unschedulable, until_nothing
 from tests.kubernetes.fleet import ZONES, FleetUnderTest, pool
 from tests.kubernetes.kinds import (
+    DAEMON_SETS,
     DEPLOYMENTS,
     JOBS,
     PRIORITY_CLASSES,
+    daemon_set,
     deployment,
     job,
     pod_template,
     priority_class,
 )
+from tests.kubernetes.random_workloads import PODS_MAX, RANDOM_POOLS, random_workloads
 
 pytestmark = pytest.mark.kubernetes
 
@@ -37,14 +40,22 @@ ZONE = "topology.kubernetes.io/zone"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 #: How many pods are listed in a second when a fleet is looked at again and again.
 _PODS_PER_POLL_SECOND = 500.0
-#: What is logged when a Lease could not be renewed in time.
-SLOW_API_SERVER = ("leadership_lost", "another operator of this cluster may lead now", "drain.started_without_session")
+#: What is logged when a Lease could not be renewed in time, or a watch was ended before its first event.
+SLOW_API_SERVER = (
+    "leadership_lost",
+    "another operator of this cluster may lead now",
+    "drain.started_without_session",
+    "the server ended it at once",
+)
 ROOMY = "std.16x64"
 #: Others take cheaper machines, and leave whole racks of these.
 RACKED = "mem.16x128"
 SCARCE = "gpu-s.8x64"
 #: So far above 0 that the victims get the shortest notice, 10 s.
 URGENT = "urgent"
+#: Values of the priority classes that random workloads have.
+RANDOM_PRIORITIES = {"high": 1000, "low": -10}
+RANDOM_SEEDS = range(1, 1 + int(os.environ.get("BIGFLEET_KUBERNETES_SEEDS", "1")))
 #: What a fleet at rest may cost, as a multiple of what a packer pays that may move every pod.
 COST_RATIO_MAX = 2.0
 
@@ -384,3 +395,28 @@ async def test_a_cluster_of_2000_pods_goes_up_and_down(closed_loop: ClosedLoop, 
         await course.swing()
 
     assert max(course.ratios) <= COST_RATIO_MAX, course.ratios
+
+
+@pytest.mark.slow
+@LONG
+@pytest.mark.parametrize("seed", RANDOM_SEEDS)
+async def test_pods_with_random_rules_run_and_follow_random_changes(
+    cluster: ClusterUnderTest, tmp_path: Path, seed: int
+) -> None:
+    rng = Random(seed)
+    async with FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=RANDOM_POOLS, rack_size=5) as fleet:
+        course = Course(fleet, Size(pods=0, machines_per_pool=20, rack_size=5, rounds=0, has_pinned=False))
+        course.namespaces["one"] = await cluster.make_namespace()
+        agents = daemon_set("node-agent", pod_template(requests={"cpu": "150m", "memory": "200Mi"}))
+        await cluster.api.create(DAEMON_SETS, agents, namespace=await cluster.make_namespace())
+        for name, value in RANDOM_PRIORITIES.items():
+            await cluster.api.apply(PRIORITY_CLASSES, name, priority_class(name, value), field_manager="bigfleet-tests")
+        workloads = random_workloads(rng, 14, list(RANDOM_PRIORITIES))
+        for each in workloads:
+            print(each.name, each.pods, *each.rules, sep=", ", flush=True)
+            await course.create("one", each.name, each.pods, each.template)
+        await course.rest(f"seed {seed}: begin")
+        for number in range(3):
+            for each in workloads:
+                await course.scale("one", each.name, rng.randint(0, min(2 * each.pods + 1, PODS_MAX)))
+            await course.rest(f"seed {seed}: change {number}")

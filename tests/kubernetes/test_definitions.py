@@ -10,8 +10,7 @@ from bigfleet.operator.kubernetes.resources import (
     CAPACITY_REQUESTS,
     UPCOMING_NODES,
 )
-from tests.kubernetes.closed_loop import ClosedLoop
-from tests.kubernetes.cluster import ClusterUnderTest
+from tests.kubernetes.cluster import ClosedLoop, ClusterUnderTest
 
 pytestmark = pytest.mark.kubernetes
 

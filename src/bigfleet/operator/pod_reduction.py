@@ -10,6 +10,7 @@ import msgspec
 
 from bigfleet.operator.kubernetes.objects import (
     MIRROR_ANNOTATION,
+    Condition,
     Container,
     ObjectMeta,
     OwnerReference,
@@ -20,8 +21,8 @@ from bigfleet.operator.kubernetes.objects import (
 
 #: Distinct specs and labels that are remembered; the next ones start a new memory.
 _REMEMBERED_MAX: Final = 16_384
-#: The only condition that is read: why a pod is unschedulable.
-_SCHEDULED: Final = "PodScheduled"
+#: The conditions that are read: why a pod is unschedulable, and whether a budget counts it as healthy.
+_SCHEDULED, _READY = "PodScheduled", "Ready"
 _MIRROR: Final = {MIRROR_ANNOTATION: ""}
 _OF_DAEMON_SET: Final = [OwnerReference(kind="DaemonSet", controller=True)]
 
@@ -88,4 +89,8 @@ def _reduced_container(container: Container) -> Container:
 
 def _reduced_status(status: PodStatus) -> PodStatus:
     conditions = [each for each in status.conditions or () if each.type == _SCHEDULED and each.status != "True"]
+    is_ready = any(each.type == _READY and each.status == "True" for each in status.conditions or ())
+    if is_ready:
+        # Without times and texts, in which pods differ.
+        conditions.append(Condition(type=_READY, status="True"))
     return PodStatus(phase=status.phase, conditions=conditions or None)

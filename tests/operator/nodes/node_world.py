@@ -288,10 +288,19 @@ class NodeWorld:
         """Put a running pod of namespace `d`."""
         return self.server.put(PODS, pod_body(name, node, **fields))
 
-    def budget(self, name: str, labels: Mapping[str, str], max_unavailable: int) -> None:
-        """Put a PodDisruptionBudget."""
-        spec = {"selector": {"matchLabels": dict(labels)}, "maxUnavailable": max_unavailable}
-        self.server.put(BUDGET, {"metadata": {"name": name, "namespace": "d"}, "spec": spec})
+    def budget(
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        max_unavailable: int,
+        *,
+        desired_healthy: int | None = None,
+        **fields: str,
+    ) -> None:
+        """Put a PodDisruptionBudget; `desired_healthy` is what its controller last wrote, `fields` are of its spec."""
+        spec = {"selector": {"matchLabels": dict(labels)}, "maxUnavailable": max_unavailable, **fields}
+        status = {} if desired_healthy is None else {"status": {"desiredHealthy": desired_healthy}}
+        self.server.put(BUDGET, {"metadata": {"name": name, "namespace": "d"}, "spec": spec, **status})
 
     def read_node(self, name: str) -> NodeObject:
         node = self.server.read(NODES, name)
@@ -347,6 +356,7 @@ def pod_body(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
     grace_seconds: int = 30,
+    ready: bool = False,
     **spec: Any,
 ) -> dict[str, Any]:
     """Return a pod of namespace `d` as JSON; further keywords are parts of its spec."""
@@ -366,5 +376,5 @@ def pod_body(
             "terminationGracePeriodSeconds": grace_seconds,
             **spec,
         },
-        "status": {"phase": phase},
+        "status": {"phase": phase, **({"conditions": [{"type": "Ready", "status": "True"}]} if ready else {})},
     }

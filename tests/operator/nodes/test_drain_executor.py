@@ -313,6 +313,66 @@ async def test_a_budget_that_opens_late_delays_the_drain_and_is_not_bypassed(wor
     assert set(operator.observer.answers) == {"budget", "accepted"}
 
 
+#: A budget that lets the API server evict everything: its controller has not seen that pods are gone.
+BEHIND = 100
+
+
+@pytest.mark.parametrize("desired_healthy", [1, 2, 3])
+async def test_a_budget_whose_status_is_behind_is_kept_by_the_pods_that_are_there(
+    world: NodeWorld, desired_healthy: int
+) -> None:
+    for number in range(2):
+        world.node(f"n{number}", f"m{number}")
+        for pod in range(2):
+            world.pod(f"p{number}{pod}", f"n{number}", labels={"app": "db"}, ready=True)
+    world.budget("db", {"app": "db"}, BEHIND, desired_healthy=desired_healthy)
+    operator = world.operator()
+    operator.instruct("m0", "m1", grace_seconds=600)
+    await asyncio.sleep(100)
+
+    assert len(world.pod_names()) == desired_healthy
+    assert len(evicted(operator)) == 4 - desired_healthy
+    assert set(operator.observer.answers) == {"budget", "accepted"}
+    for number in range(4):
+        world.pod(f"new-{number}", "", labels={"app": "db"})
+        world.pod(f"new-{number}", "elsewhere", labels={"app": "db"}, ready=True)
+    await operator.result(2)
+    assert operator.outcomes() == {"m0": ("DRAINED", ""), "m1": ("DRAINED", "")}
+
+
+async def test_a_pod_that_is_not_ready_or_not_selected_is_evicted_beside_a_budget_that_is_behind(
+    world: NodeWorld,
+) -> None:
+    world.node("n", "m")
+    world.pod("ready", "n", labels={"app": "db"}, ready=True)
+    world.pod("broken", "n", labels={"app": "db"})
+    world.pod("other", "n", labels={"app": "web"}, ready=True)
+    world.budget("db", {"app": "db"}, BEHIND, desired_healthy=1, unhealthyPodEvictionPolicy="AlwaysAllow")
+    operator = world.operator()
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(60)
+
+    assert world.pod_names() == ["ready"]
+
+
+async def test_an_eviction_that_was_refused_leaves_the_pod_in_the_count(world: NodeWorld) -> None:
+    """And a server that cannot list budgets is asked again; nothing is evicted meanwhile."""
+    world.node("n", "m")
+    for name in ("a", "b"):
+        world.pod(name, "n", labels={"app": "db"}, ready=True)
+    world.budget("db", {"app": "db"}, BEHIND, desired_healthy=1)
+    operator = world.operator()
+    refused = ApiError(500, "InternalError", "not now")
+    operator.api.faults.refuse = fail_times(2, refused, resource="poddisruptionbudgets.policy")
+    operator.instruct("m", grace_seconds=600)
+    await asyncio.sleep(3)
+    assert evicted(operator) == []
+    operator.api.faults.refuse = fail_times(1, refused, resource="pods/eviction")
+    await asyncio.sleep(60)
+
+    assert len(world.pod_names()) == 1
+
+
 async def test_a_server_that_says_when_to_ask_again_is_asked_then(world: NodeWorld) -> None:
     world.node("n", "m")
     world.pod("p", "n")

@@ -14,7 +14,6 @@ T = TypeVar("T")
 #: What API servers store; a longer number would be decoded, and could not be encoded again.
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Quantity = str | Int | float
-
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 #: A condition of a pod that leaves its node for a reason outside of it; what made the pod makes another one at once.
 _DISRUPTION_TARGET = "DisruptionTarget"
@@ -333,7 +332,6 @@ class NodeTaint(_Struct):
 class NodeSpec(_Struct):
     """`spec` of a node."""
 
-    # Kubernetes spells it `providerID`.
     provider_id: str = msgspec.field(name="providerID", default="")
     unschedulable: bool = False
     taints: list[NodeTaint] | None = None
@@ -376,6 +374,25 @@ class DaemonSet(KubernetesObject):
     """A DaemonSet."""
 
     spec: DaemonSetSpec = msgspec.field(default_factory=DaemonSetSpec)
+
+
+class DisruptionBudgetSpec(_Struct):
+    """`spec` of a PodDisruptionBudget."""
+
+    selector: LabelSelectorObject | None = None
+
+
+class DisruptionBudgetStatus(_Struct):
+    """`status` of a PodDisruptionBudget, as its controller last wrote it."""
+
+    desired_healthy: Int = 0
+
+
+class DisruptionBudget(KubernetesObject):
+    """A PodDisruptionBudget."""
+
+    spec: DisruptionBudgetSpec = msgspec.field(default_factory=DisruptionBudgetSpec)
+    status: DisruptionBudgetStatus = msgspec.field(default_factory=DisruptionBudgetStatus)
 
 
 class PriorityClass(KubernetesObject):

@@ -53,6 +53,14 @@ EVICTIONS = Resource(
     type=objects.StatusObject,
     subresource="eviction",
 )
+DISRUPTION_BUDGETS = Resource(
+    group="policy",
+    version="v1",
+    plural="poddisruptionbudgets",
+    kind="PodDisruptionBudget",
+    namespaced=True,
+    type=objects.DisruptionBudget,
+)
 NODES = Resource(group="", version="v1", plural="nodes", kind="Node", namespaced=False, type=objects.NodeObject)
 SECRETS = Resource(group="", version="v1", plural="secrets", kind="Secret", namespaced=True, type=objects.Secret)
 EVENTS = Resource(group="", version="v1", plural="events", kind="Event", namespaced=True, type=objects.EventObject)

@@ -12,6 +12,7 @@ from bigfleet.operator.kubernetes.resources import (
     AVAILABLE_CAPACITIES,
     CAPACITY_REQUESTS,
     DAEMON_SETS,
+    DISRUPTION_BUDGETS,
     EVENTS,
     EVICTIONS,
     LEASES,
@@ -43,6 +44,8 @@ OPERATOR_RIGHTS: Final = (
     Right(resource=NODES, verbs=("get", *_FOLLOW, "patch")),
     Right(resource=PODS, verbs=_FOLLOW),
     Right(resource=EVICTIONS, verbs=("create",)),
+    # What a budget wants is compared with its pods before each eviction.
+    Right(resource=DISRUPTION_BUDGETS, verbs=("list",)),
     # What DaemonSets take of each node.
     Right(resource=DAEMON_SETS, verbs=_FOLLOW),
     Right(resource=EVENTS, verbs=("create",)),

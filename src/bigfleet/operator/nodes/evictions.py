@@ -1,17 +1,21 @@
 """Evicts and deletes single pods, and says what the API server made of it (docs/spec/operator.md §7.3).
 
 Evictions go through policy/v1, so that disruption budgets are honoured; the pod's UID is a precondition, so that a new
-pod of the same name is never meant. Only `delete` goes around budgets, and only --drain-force leads there.
+pod of the same name is never meant. The API server decides by the status of a budget, which may be behind the pods, so
+that the pods are counted here as well. Only `delete` goes around budgets, and only --drain-force leads there.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
-from bigfleet.operator.kubernetes.objects import PodObject
-from bigfleet.operator.kubernetes.resources import EVICTIONS, PODS
+from bigfleet.operator.kubernetes.objects import DisruptionBudget, PodObject
+from bigfleet.operator.kubernetes.resources import DISRUPTION_BUDGETS, EVICTIONS, PODS
+from bigfleet.operator.kubernetes.scheduling_rules import selects
+from bigfleet.operator.nodes.pod_index import PodsByNode, is_healthy
 
 #: What Kubernetes gives a pod that says nothing.
 POD_GRACE_SECONDS: Final = 30
@@ -45,30 +49,45 @@ class EvictionOutcome:
 class PodEvictor:
     """Evicts and deletes pods of one cluster."""
 
-    def __init__(self, *, api: KubernetesApi) -> None:
+    def __init__(self, *, api: KubernetesApi, pods: PodsByNode) -> None:
         self._api = api
+        self._pods = pods
+        #: Healthy pods by UID whose eviction was asked for, until they are seen to be healthy no longer.
+        self._leaving: dict[str, PodObject] = {}
 
     async def evict(self, pod: PodObject, left_seconds: float) -> EvictionOutcome:
         """Ask for an eviction within the pod's own grace, cut to the whole seconds that are left, at least 1."""
-        options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
-        own_seconds = pod.spec.termination_grace_period_seconds
-        own_seconds = POD_GRACE_SECONDS if own_seconds is None else own_seconds
-        # Zero would remove the pod from the API server while its containers run on.
-        cut_seconds = max(1, math.floor(left_seconds))
-        if own_seconds > cut_seconds:
-            options["gracePeriodSeconds"] = cut_seconds
         metadata = pod.metadata
-        body: dict[str, Any] = {
-            "apiVersion": "policy/v1",
-            "kind": EVICTIONS.kind,
-            "metadata": {"name": metadata.name, "namespace": metadata.namespace},
-            "deleteOptions": options,
-        }
         try:
+            budgets = await self._api.list_page(DISRUPTION_BUDGETS, namespace=metadata.namespace, limit=0)
+            # From here to the request nothing else runs: what another drain evicts is counted.
+            problem = self._problem(pod, budgets.items)
+            if problem:
+                return EvictionOutcome(EvictionAnswer.BUDGET, text=problem)
+            self._leaving[metadata.uid] = pod
+            body = _eviction(pod, left_seconds)
             await self._api.create(EVICTIONS, body, namespace=metadata.namespace, name=metadata.name)
         except ApiError as error:
+            self._leaving.pop(metadata.uid, None)
             return _refused(error)
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
+
+    def _problem(self, pod: PodObject, budgets: Iterable[DisruptionBudget]) -> str:
+        """Return why a budget forbids the eviction by the pods that are here, "" where none does."""
+        if not is_healthy(pod):
+            # The API server knows what the budget says of such pods.
+            return ""
+        self._leaving = {uid: each for uid, each in self._leaving.items() if self._pods.is_healthy(each)}
+        gone = self._leaving.keys() | {pod.metadata.uid}
+        for budget in budgets:
+            selector, wanted = budget.spec.selector, budget.status.desired_healthy
+            if not selects(selector, pod.metadata.labels):
+                continue
+            others = [each for each in self._pods.healthy_in(pod.metadata.namespace) if each.metadata.uid not in gone]
+            left = sum(selects(selector, each.metadata.labels) for each in others)
+            if left < wanted:
+                return f"the disruption budget {budget.metadata.name} wants {wanted} healthy pods, {left} would be left"
+        return ""
 
     async def delete(self, pod: PodObject) -> EvictionOutcome:
         """Delete a pod with grace 0, against its budget as well."""
@@ -78,6 +97,22 @@ class PodEvictor:
         except ApiError as error:
             return _refused(error)
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
+
+
+def _eviction(pod: PodObject, left_seconds: float) -> dict[str, Any]:
+    options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
+    own_seconds = pod.spec.termination_grace_period_seconds
+    own_seconds = POD_GRACE_SECONDS if own_seconds is None else own_seconds
+    # Zero would remove the pod from the API server while its containers run on.
+    cut_seconds = max(1, math.floor(left_seconds))
+    if own_seconds > cut_seconds:
+        options["gracePeriodSeconds"] = cut_seconds
+    return {
+        "apiVersion": "policy/v1",
+        "kind": EVICTIONS.kind,
+        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "deleteOptions": options,
+    }
 
 
 def _refused(error: ApiError) -> EvictionOutcome:

@@ -12,14 +12,21 @@ from typing import Final
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.pod_requests import requested_by
 
-_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-
 PodKey = tuple[str, str]
+
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
+_NO_PODS: Final[Mapping[PodKey, PodObject]] = MappingProxyType({})
 
 
 def moves_in_a_drain(pod: PodObject) -> bool:
     """Say whether a drain must remove the pod: not one of a DaemonSet, no mirror pod, and not finished."""
     return not (pod.is_finished or pod.is_mirror or pod.is_of_daemon_set)
+
+
+def is_healthy(pod: PodObject) -> bool:
+    """Say whether a disruption budget counts the pod: it is Ready and not being deleted."""
+    conditions = pod.status.conditions or ()
+    return not pod.is_terminating and any(each.type == "Ready" and each.status == "True" for each in conditions)
 
 
 def has_required_anti_affinity(pod: PodObject) -> bool:
@@ -68,6 +75,8 @@ class PodsByNode:
 
     def __init__(self) -> None:
         self._nodes: dict[str, PodsOnNode] = {}
+        #: Those that a budget counts, by namespace.
+        self._healthy: dict[str, dict[PodKey, PodObject]] = {}
         #: Pods with a node that keep other pods away, by pod.
         self._anti_affine: dict[PodKey, PodObject] = {}
         self._changed: set[str] = set()
@@ -87,6 +96,10 @@ class PodsByNode:
             known = self._nodes[node] = PodsOnNode()
         if known._put(stored, requested_by(stored.spec)):
             self._changed.add(node)
+        if is_healthy(stored):
+            self._healthy.setdefault(stored.metadata.namespace, {})[stored.metadata.key] = stored
+        else:
+            self._drop_healthy(stored)
         if has_required_anti_affinity(stored):
             self._anti_affine[stored.metadata.key] = stored
         else:
@@ -101,8 +114,14 @@ class PodsByNode:
         if known._pop(former.metadata.key):
             self._changed.add(node)
             self._anti_affine.pop(former.metadata.key, None)
+            self._drop_healthy(former)
         if not known.pods:
             del self._nodes[node]
+
+    def _drop_healthy(self, pod: PodObject) -> None:
+        known = self._healthy.get(pod.metadata.namespace)
+        if known is not None and known.pop(pod.metadata.key, None) is not None and not known:
+            del self._healthy[pod.metadata.namespace]
 
     def on(self, node: str) -> PodsOnNode:
         """Return the pods of a node; an empty one when it has none. The caller changes nothing."""
@@ -112,6 +131,15 @@ class PodsByNode:
         """Iterate over all pods that have a node and have not finished."""
         for known in self._nodes.values():
             yield from known.pods.values()
+
+    def healthy_in(self, namespace: str) -> Iterable[PodObject]:
+        """Return the pods of a namespace that a disruption budget counts, if it selects them."""
+        return self._healthy.get(namespace, _NO_PODS).values()
+
+    def is_healthy(self, pod: PodObject) -> bool:
+        """Say whether this very pod is here and counts for a disruption budget."""
+        known = self._healthy.get(pod.metadata.namespace, _NO_PODS).get(pod.metadata.key)
+        return known is not None and known.metadata.uid == pod.metadata.uid
 
     def anti_affine(self) -> Iterable[PodObject]:
         """Return the pods that have a node and keep other pods away from it."""

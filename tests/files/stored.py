@@ -39,10 +39,7 @@ def nothing() -> None:
 
 
 class Wall:
-    """A clock whose wall stands at a given second."""
-
-    def __init__(self, unix_seconds: int = NOW_SECONDS) -> None:
-        self._unix_seconds = unix_seconds
+    """A clock whose wall stands at `NOW_SECONDS`."""
 
     def monotonic_seconds(self) -> float:
         """Return nothing of interest."""
@@ -50,7 +47,7 @@ class Wall:
 
     def unix_nanos(self) -> int:
         """Return the wall's time."""
-        return self._unix_seconds * NANOS_PER_SECOND
+        return NOW_SECONDS * NANOS_PER_SECOND
 
     async def sleep(self, seconds: float) -> None:
         """Not needed here."""
@@ -75,6 +72,8 @@ class Stored:
     read: Callable[[Path], tuple[object, object]]
     #: What a start that is refused raises.
     refusal: type[Exception]
+    #: Makes a file one of the last schema without checksums.
+    former: str
     #: Whether each commit is counted, and not only what a start and a clean end find on the disk.
     is_power_safe: bool = True
 
@@ -277,9 +276,13 @@ def _read_coordinator(path: Path) -> tuple[object, object]:
     return asyncio.run(read())
 
 
-SHARD = Stored("shard.db", _write_shard, _read_shard, StateFileFault)
-PROVIDER = Stored("provider.db", _write_provider, _read_provider, StartRefused)
-CLOUD = Stored("provider.db.cloud", _write_cloud, _read_cloud, StartRefused, is_power_safe=False)
-ROOMS = Stored("provider.db.rooms", _write_rooms, _read_rooms, StartRefused)
-COORDINATOR = Stored("coordinator.db", _write_coordinator, _read_coordinator, StoreFault)
+SHARD = Stored(
+    "shard.db", _write_shard, _read_shard, StateFileFault, "UPDATE meta SET value = '3' WHERE key = 'schema'"
+)
+PROVIDER = Stored("provider.db", _write_provider, _read_provider, StartRefused, "PRAGMA user_version=2")
+CLOUD = Stored(
+    "provider.db.cloud", _write_cloud, _read_cloud, StartRefused, "PRAGMA user_version=1", is_power_safe=False
+)
+ROOMS = Stored("provider.db.rooms", _write_rooms, _read_rooms, StartRefused, "PRAGMA user_version=1")
+COORDINATOR = Stored("coordinator.db", _write_coordinator, _read_coordinator, StoreFault, "PRAGMA user_version=1")
 STATE_FILES = (SHARD, PROVIDER, CLOUD, ROOMS, COORDINATOR)

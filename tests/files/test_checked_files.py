@@ -6,19 +6,26 @@ Each kind of file is written as its process writes it, damaged, and read as its 
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bigfleet.coordinator.stores.protocol import TERM_STEP
+from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.checksums import check_content, has_checksums
 from tests.engine.proof import in_proportion
-from tests.files.stored import STATE_FILES, Stored
+from tests.files.editing import as_of_schema
+from tests.files.stored import CLOUD, COORDINATOR, NOW_SECONDS, PROVIDER, ROOMS, SHARD, STATE_FILES, Stored
 
 #: Changes that each file has.
 CHANGES = 6
@@ -176,8 +183,157 @@ def older(stored: Stored) -> bytes:
         return stored.path(place).read_bytes()
 
 
+@pytest.mark.rule("shard 2/8", "shard 15/3", "coordinator 3/13")
 @pytest.mark.parametrize("harm", HARMS)
 def test_each_harm_is_refused(closed: Kept, harm: str) -> None:
     """None of them is a new, empty state."""
     change, finding = HARMS[harm]
     assert re.search(finding, closed.outcome(change(closed, closed.stored.name)) or "it was not refused")
+
+
+# ---- files that come from elsewhere ------------------------------------------------------------------------------
+
+
+def put(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a directory."""
+    for name, content in files.items():
+        (directory / name).write_bytes(content)
+
+
+def outranks(stored: Stored, later: object, former: object) -> bool:
+    """Say whether what two starts were given lets the later one win, also over starts that its file does not know."""
+    if stored is SHARD:
+        assert isinstance(later, int)
+        return later >= LATER_SECONDS
+    if stored is COORDINATOR:
+        assert isinstance(later, int)
+        assert isinstance(former, int)
+        return later >= former + TERM_STEP
+    # A reader of a provider starts again with a full list; what belongs to a provider has no readers.
+    return stored in (CLOUD, ROOMS) or later != former
+
+
+LATER_SECONDS = NOW_SECONDS + 3600
+
+
+def test_a_copy_without_a_counter_outranks_every_start_since(closed: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was put somewhere else, or back after a disk was lost."""
+    stored = closed.stored
+    monkeypatch.setattr("tests.files.stored.NOW_SECONDS", LATER_SECONDS)
+    with folder() as place:
+        put(place, {stored.name: closed.files[stored.name]})
+        first, state = stored.read(stored.path(place))
+        second, again = stored.read(stored.path(place))
+    assert state == again == closed.content[1]
+    assert outranks(stored, first, closed.content[0])
+    # Where there is a counter again, the next start is an ordinary one.
+    if stored in (SHARD, COORDINATOR):
+        assert isinstance(first, int)
+        assert second == first + 1
+    else:
+        assert second == first
+
+
+@pytest.mark.parametrize(
+    "stored", [each for each in STATE_FILES if each is not COORDINATOR], ids=lambda each: each.name
+)
+def test_a_backup_is_restored_over_a_file_that_went_on(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counter that is left shows more commits than the backup has; it is used all the same, and outranks them."""
+    with folder() as place, folder() as elsewhere:
+        path, backup = stored.path(place), elsewhere / "backup"
+        stored.write(path, CHANGES)
+        content = stored.read(path)
+        assert back_up(path, backup, lambda _copy: None) == backup.stat().st_size
+        stored.write(path, CHANGES)
+        monkeypatch.setattr("tests.files.stored.NOW_SECONDS", LATER_SECONDS)
+        path.write_bytes(backup.read_bytes())
+
+        first, state = stored.read(path)
+        assert (state, outranks(stored, first, content[0])) == (content[1], True)
+        # It is a backup no more: from now on an older copy is refused.
+        now = path.read_bytes()
+        stored.write(path, CHANGES + 2)
+        path.write_bytes(now)
+        with pytest.raises(stored.refusal, match="it is an older copy"):
+            stored.read(path)
+
+
+def test_a_damaged_file_is_not_backed_up(closed: Kept) -> None:
+    """Better known on the day of the backup than on that of the restore."""
+    name = closed.stored.name
+    content = closed.files[name]
+    with folder() as place:
+        path, backup = place / name, place / "backup"
+        for place_of_byte in range(len(content) - 1, 0, -1499):
+            put(place, {**closed.files, name: flipped(content, place_of_byte * 8)})
+            refusal = ""
+            try:
+                back_up(path, backup, lambda _copy: None)
+            except BackupFault as fault:
+                refusal = str(fault)
+            if refusal:
+                assert str(path) in refusal
+                assert not backup.exists()
+                continue
+            with folder() as elsewhere:
+                closed.stored.path(elsewhere).write_bytes(backup.read_bytes())
+                assert closed.stored.read(closed.stored.path(elsewhere))[1] == closed.content[1]
+            backup.unlink()
+
+
+def test_an_older_file_is_not_backed_up(closed: Kept) -> None:
+    """A backup would be used without a look at the counter."""
+    name = closed.stored.name
+    with folder() as place:
+        put(place, {**closed.files, name: older(closed.stored)})
+        with pytest.raises(BackupFault, match=r"commits, and .*\.commits shows"):
+            back_up(place / name, place / "backup", lambda _copy: None)
+
+
+def test_a_file_of_the_former_schema_gets_checksums(closed: Kept) -> None:
+    """With the same content; from then on damage is found."""
+    stored = closed.stored
+    with folder() as place:
+        path = stored.path(place)
+        put(place, closed.files)
+        as_of_schema(path, stored.former)
+        assert stored.read(path)[1] == closed.content[1]
+        with closing(sqlite3.connect(path)) as connection:
+            assert has_checksums(connection)
+            check_content(connection)
+        path.write_bytes(b"")
+        with pytest.raises(stored.refusal, match="is empty"):
+            stored.read(path)
+
+
+def test_a_file_of_the_former_schema_in_the_place_of_a_newer_one_is_an_older_copy(closed: Kept) -> None:
+    with folder() as place:
+        path, counter = closed.stored.path(place), f"{closed.stored.name}.commits"
+        put(place, closed.files)
+        as_of_schema(path, closed.stored.former)
+        put(place, {counter: closed.files[counter]})
+        with pytest.raises(closed.stored.refusal, match=r"has no checksums, and .*\.commits shows \d+ commits"):
+            closed.stored.read(path)
+
+
+LOCKS = {SHARD: "shard.lock", PROVIDER: "provider.db.lock", COORDINATOR: "coordinator.db.holder"}
+
+
+@pytest.mark.parametrize("stored", LOCKS, ids=lambda each: each.name)
+def test_a_damaged_lock_file_names_its_holder_all_the_same(stored: Stored) -> None:
+    """Its text is for people alone; the lock is held by the operating system."""
+    with folder() as place:
+
+        def second() -> None:
+            with (place / LOCKS[stored]).open("r+b") as lock:
+                lock.write(b"\xff")
+            with pytest.raises(stored.refusal, match=r"held by|in use by"):
+                stored.read(stored.path(place))
+
+        stored.write(stored.path(place), 1, second if stored is not COORDINATOR else partial(_in_thread, second))
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    # Reading a coordinator's file runs a loop of its own.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work).result()

@@ -108,6 +108,13 @@ def forget_lost(database: Path) -> None:
         CommitCounter(database).path.unlink(missing_ok=True)
 
 
+def open_unchanged(path: Path) -> sqlite3.Connection:
+    """Return a connection for reading, which leaves the file and its log as they are. Raises sqlite3.Error."""
+    # What a killed first start left can be read only by who may take it back; such a file has no log.
+    mode = "rw" if path.with_name(path.name + "-journal").exists() else "ro"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=0)
+
+
 def close_unchanged(connection: sqlite3.Connection, path: Path) -> None:
     """Close the connection to a file that was refused, and leave the file and its log as they are.
 

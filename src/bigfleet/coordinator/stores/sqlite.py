@@ -10,6 +10,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ from bigfleet.coordinator.stores.protocol import (
 )
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
-from bigfleet.files.checked_database import CheckedDatabase, check_presence
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, open_unchanged
 from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes, write_file
 from bigfleet.files.watch import FileWatch
@@ -213,14 +214,11 @@ def _inspect_unlocked(path: Path) -> None:
 
     Raises StoreFault, RefusedContent, sqlite3.Error.
     """
-    if not path.stat().st_size or path.with_name(path.name + "-journal").exists():
-        return  # a new file, or one that a killed first start left: neither has a log
-    reader = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=0)
-    try:
+    if not path.stat().st_size:
+        return
+    with closing(open_unchanged(path)) as reader:
         if _version(reader, path, has_pages=_has_pages(reader)) == SCHEMA_VERSION:
             CheckedDatabase(reader, path).inspect()
-    finally:
-        reader.close()
 
 
 def _check(connection: sqlite3.Connection, database: CheckedDatabase, path: Path) -> None:

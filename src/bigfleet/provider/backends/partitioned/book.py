@@ -8,12 +8,13 @@ one that it was written for.
 import asyncio
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, open_unchanged
 from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.backends.partitioned.ports import Carved
@@ -152,8 +153,8 @@ def read_records(path: Path) -> tuple[Record, ...]:
     if not path.exists():
         return ()
     try:
-        connection = sqlite3.connect(path, isolation_level=None)
-        try:
+        # The store checks it afterwards, and has to find it as it is.
+        with closing(open_unchanged(path)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if not 1 <= version <= STATE_SCHEMA_VERSION:
                 return ()
@@ -164,7 +165,5 @@ def read_records(path: Path) -> tuple[Record, ...]:
                 decode_record(machine_id, revision, since_unix_nanos, text, operation, None)
                 for machine_id, revision, since_unix_nanos, text, operation in rows
             )
-        finally:
-            connection.close()
     except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
         raise StartRefused(f"{path}: {error}; restore it from a backup or move it away") from error

@@ -37,6 +37,14 @@ _OLDER: Final = ": it is an older copy, or its -wal file is missing or damaged (
 #: Raised for a damaged file; the second when SQLite's message quotes a damaged text.
 _UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 
+#: SQLite's codes for what an operating system refuses.
+_REFUSED_BY_DISK: Final = (
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+)
+
 _log = structlog.get_logger("bigfleet.files.checked_database")
 
 
@@ -86,6 +94,20 @@ class CommitCounter:
 def _line(commits: int) -> bytes:
     text = _WORD + b" %0*d" % (_DIGITS, commits)
     return text + b" %08x\n" % xxhash.xxh32_intdigest(text)
+
+
+def remedy_of(error: BaseException, otherwise: str) -> str:
+    """Return what to do about an error of a state file: about its disk if that refuses, else what is given."""
+    if isinstance(error, OSError) or (
+        isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED_BY_DISK
+    ):
+        return "make room on its disk, or check disk, mount and mode; if it can no longer be read, restore a backup"
+    return otherwise
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error without what the caller says anyway, the name of the file."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def check_presence(database: Path) -> None:

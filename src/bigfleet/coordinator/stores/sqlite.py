@@ -26,7 +26,7 @@ from bigfleet.coordinator.stores.protocol import (
 )
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, open_unchanged
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, open_unchanged, remedy_of, text_of
 from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes, write_file
 from bigfleet.files.watch import FileWatch
@@ -199,7 +199,7 @@ def _opened(path: Path) -> tuple[sqlite3.Connection, CheckedDatabase]:
         if isinstance(error, sqlite3.Error) and "locked" in str(error):
             raise StoreFault(f"{path}: held by {_holder(path)}; stop it, or choose another file") from error
         if isinstance(error, sqlite3.Error | OSError | RefusedContent | UnicodeDecodeError):
-            raise StoreFault(f"{path}: {error}; {_remedy(path)}") from error
+            raise StoreFault(f"{path}: {text_of(error)}; {remedy_of(error, _remedy(path))}") from error
         raise
     return connection, database
 

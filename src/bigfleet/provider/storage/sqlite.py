@@ -17,7 +17,7 @@ import msgspec
 
 from bigfleet.files.backup import BackupFault, back_up
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
 from bigfleet.files.checksums import RefusedContent, check_structure, has_checksums
 from bigfleet.files.private import make_file, open_file, warn_of_loose_modes
 from bigfleet.files.watch import FileWatch
@@ -164,7 +164,7 @@ class SqliteProviderStore:
         except OSError as error:
             raise StartRefused(f"{self._path}: {error.strerror}; the state needs a file to write to") from error
         except (sqlite3.Error, RefusedContent, UnicodeDecodeError) as error:
-            raise StartRefused(f"{self._path}: {error}; {remedy}") from error
+            raise StartRefused(f"{self._path}: {error}; {remedy_of(error, remedy)}") from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise StartRefused(f"{self._path}: a row does not read back: {error}; {remedy}") from error
 

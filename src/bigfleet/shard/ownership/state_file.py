@@ -16,7 +16,7 @@ from typing import IO, Self
 
 from bigfleet.files.backup import BackupFault, back_up
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
 from bigfleet.files.checksums import TABLE as CHECKSUMS_TABLE
 from bigfleet.files.checksums import RefusedContent, check_structure, has_checksums
 from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes
@@ -117,7 +117,7 @@ class StateFile:
             except OSError as error:
                 raise StateFileFault(f"{path}: {error.strerror}; check its disk and its mode") from error
             except (DamagedRow, RefusedContent, sqlite3.Error, UnicodeDecodeError) as error:
-                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
+                raise StateFileFault(f"{path}: {error}; {remedy_of(error, _REMEDY)}") from error
             on_fault.pop_all()
         warn_of_loose_modes((directory, path, directory / LOCK_NAME))
         return cls(connection, database, lock, epoch, ownership, retirements, watch)

@@ -14,7 +14,14 @@ from typing import Final, Protocol
 
 import msgspec
 
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, open_unchanged
+from bigfleet.files.checked_database import (
+    CheckedDatabase,
+    check_presence,
+    close_unchanged,
+    open_unchanged,
+    remedy_of,
+    text_of,
+)
 from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.backends.partitioned.ports import Carved
@@ -100,7 +107,8 @@ class SqliteInstanceBook:
             if self._connection is not None:
                 close_unchanged(self._connection, self._path)
             self.close()
-            raise StartRefused(f"{self._path}: {error}; restore it from a backup together with the state") from error
+            remedy = remedy_of(error, "restore it from a backup together with the state")
+            raise StartRefused(f"{self._path}: {text_of(error)}; {remedy}") from error
 
     def _prepare(self, connection: sqlite3.Connection, database: CheckedDatabase) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of, text_of
 from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.records.refusal import StartRefused
@@ -142,8 +142,8 @@ class SqliteHostBook:
             if self._connection is not None:
                 close_unchanged(self._connection, self._path)
             self.close()
-            advice = f"restore it from a backup, or move {self._path.name}* away to begin a new world"
-            raise StartRefused(f"{self._path}: {error}; {advice}") from error
+            remedy = f"restore it from a backup, or move {self._path.name}* away to begin a new world"
+            raise StartRefused(f"{self._path}: {text_of(error)}; {remedy_of(error, remedy)}") from error
 
     def _prepare(self, connection: sqlite3.Connection, database: CheckedDatabase, now_unix_nanos: int) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]

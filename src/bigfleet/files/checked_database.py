@@ -118,9 +118,9 @@ def check_presence(database: Path) -> None:
     wal = database.with_name(database.name + "-wal")
     state = "is empty" if database.exists() else "does not exist"
     for trace in (wal, CommitCounter(database).path):
-        # A first start that was killed leaves an empty file, an empty log and no counter.
+        # A first start that was killed leaves an empty file, an empty log and no counter. A link is refused later.
         with suppress(FileNotFoundError):
-            if trace.stat().st_size:
+            if trace.stat().st_size and not trace.is_symlink():
                 raise RefusedContent(f"{state}, and {trace.name} shows that it was written before")
 
 

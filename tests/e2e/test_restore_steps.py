@@ -156,8 +156,8 @@ def states(channel: grpc.Channel) -> dict[str, int]:
 
 def create(channel: grpc.Channel, machine_id: str, *, epoch: int) -> None:
     """Create a machine, and wait until it is there."""
-    token = {"shard_id": "s", "shard_epoch": epoch, "sequence_number": 1}
-    call(channel, "Create", provider_pb2.CreateRequest(machine_id=machine_id, **token), provider_pb2.TransitionAck)
+    request = provider_pb2.CreateRequest(machine_id=machine_id, shard_id="s", shard_epoch=epoch, sequence_number=1)
+    call(channel, "Create", request, provider_pb2.TransitionAck)
     wait_until(lambda: states(channel)[machine_id] == provider_pb2.MACHINE_STATE_IDLE, "never created")
 
 

@@ -171,6 +171,10 @@ HARMS: dict[str, tuple[Harm, str]] = {
         lambda kept, name: {**kept.files, name: kept.files[name][:4096] + bytes(4096) + kept.files[name][8192:]},
         "malformed|damaged",
     ),
+    "another type of a column": (
+        lambda kept, name: {**kept.files, name: kept.files[name].replace(b" TEXT", b" TEXU")},
+        "schema",
+    ),
     "another file": (lambda kept, name: {**kept.files, name: b"text of somebody\n" * 400}, "not a database"),
     "older": (lambda kept, name: {**kept.files, name: older(kept.stored)}, r"it is an older copy"),
 }

@@ -176,7 +176,8 @@ def test_a_damaged_file_ends_the_start_and_is_left_as_it_is(tmp_path: Path) -> N
     done = run_here("coordinator", "--store", f"sqlite://{path}", "--listen", "127.0.0.1:0", "--metrics-addr", "off")
 
     assert done.returncode == 1
-    assert "file is not a database; move it away, then restore a snapshot or start empty" in done.stderr
+    assert "file is not a database; move it and " in done.stderr
+    assert done.stderr.rstrip().endswith(" away, then restore a snapshot or start empty")
     assert path.read_bytes() == before
 
 

@@ -21,10 +21,13 @@ def commands(place: Path) -> dict[str, tuple[str, ...]]:
     return {
         "shard.db": shard,
         "shard.lock": shard,
+        "shard.db.commits": shard,
         "c.db": coordinator,
         "c.db.holder": coordinator,
+        "c.db.commits": coordinator,
         "p.db": provider,
         "p.db.lock": provider,
+        "p.db.commits": provider,
     }
 
 

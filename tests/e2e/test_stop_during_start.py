@@ -19,6 +19,7 @@ from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.coordinator.tables import ShardRow, Table
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.shard.ownership.state_file import FILE_NAME, LOCK_NAME, StateFile
+from tests.files.editing import editing
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port
 
@@ -53,7 +54,7 @@ def wait_for_holder(lock: Path, process: "subprocess.Popen[bytes]", log: Path) -
 def large_shard_state(directory: Path) -> None:
     """Make the state of a shard that has given many machines away."""
     StateFile.open(directory, shard_id="shard-0", clock=SystemClock()).close()
-    with closing(sqlite3.connect(directory / FILE_NAME)) as connection, connection:
+    with editing(directory / FILE_NAME) as connection:
         connection.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
             "INSERT INTO rows SELECT 'machine-' || i, 'disowned', 1, i, 'shard-1', 5, NULL FROM n",
@@ -103,7 +104,7 @@ def test_a_provider_that_reads_its_state_ends(tmp_path: Path) -> None:
 def test_a_coordinator_that_reads_its_state_ends(tmp_path: Path) -> None:
     path, log = tmp_path / "coordinator.db", tmp_path / "log"
     asyncio.run(SqliteStateStore(path, leader=LeaderInfo("replica-0", "here:7790")).close())
-    with closing(sqlite3.connect(path)) as connection, connection:
+    with editing(path) as connection:
         connection.execute(
             "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
             "INSERT INTO rows SELECT ?, 'shard-' || i, ? FROM n",

@@ -9,9 +9,8 @@ The programs have the rights of the manifests and no others. Nothing here schedu
 
 import asyncio
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +53,7 @@ from bigfleet.sim.packing.comparison import (
     packed_cost,
     paid_anyway_usd_per_hour,
 )
+from tests.files.editing import editing
 from tests.kubernetes.api_proxy import ApiProxy
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, is_ready, until_nothing
 from tests.kubernetes.program import Program
@@ -325,7 +325,7 @@ class FleetUnderTest:
         self._zones_out = zones_out
         self._write_world()
         now = SystemClock().unix_nanos()
-        with closing(sqlite3.connect(f"{self._state}.cloud")) as connection, connection:
+        with editing(Path(f"{self._state}.cloud")) as connection:
             for machine_id, row in connection.execute("SELECT id, entry FROM machines").fetchall():
                 entry = msgspec.json.decode(row, type=Entry)
                 if machine_id in ids and entry.host is not None:

@@ -10,6 +10,15 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
+from bigfleet.files.checked_database import SUFFIX, CommitCounter
+from bigfleet.files.checksums import (
+    RefusedContent,
+    check_content,
+    check_structure,
+    has_checksums,
+    keep_checksums,
+    mark_backup,
+)
 from bigfleet.files.private import FILE_MODE
 from bigfleet.files.sync import sync_path
 
@@ -29,17 +38,22 @@ def back_up(source: Path, target: Path, finish: Finish) -> int:
         raise BackupFault(f"{target}: exists; name a new file")
     part = target.with_name(f".{target.name}.part")
     try:
+        # Before the copy: the counter is never ahead of the file.
+        counted = CommitCounter(source).read()
+    except OSError as error:
+        raise BackupFault(f"{source}{SUFFIX}: {error.strerror}; no backup was made") from error
+    try:
         part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
     except OSError as error:
         raise BackupFault(f"{target}: {error.strerror}; choose a directory that can be written") from error
     try:
-        _copy(source, part, finish)
+        _copy(source, part, counted, finish)
         size_bytes = part.stat().st_size
         sync_path(part)
         part.rename(target)
         sync_path(target.parent)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, RefusedContent, UnicodeDecodeError) as error:
         raise BackupFault(f"{source}: {error}; no backup was made") from error
     except OSError as error:
         raise BackupFault(f"{target}: {error.strerror}; no backup was made") from error
@@ -49,7 +63,7 @@ def back_up(source: Path, target: Path, finish: Finish) -> int:
     return size_bytes
 
 
-def _copy(source: Path, part: Path, finish: Finish) -> None:
+def _copy(source: Path, part: Path, counted: int | None, finish: Finish) -> None:
     # Not read-only: a log without its index could not be read. Not made: a wrong name must stay an error.
     uri = f"{source.absolute().as_uri()}?mode=rw"
     with (
@@ -59,7 +73,12 @@ def _copy(source: Path, part: Path, finish: Finish) -> None:
         reading.backup(writing)
         # One file: without a log there is none to forget.
         writing.execute("PRAGMA journal_mode=DELETE")
-        finding = writing.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if finding != "ok":
-            raise BackupFault(f"{source}: damaged: {finding}; no backup was made")
+        if has_checksums(writing):
+            commits = check_content(writing).commits
+            if counted is not None and commits < counted:
+                raise RefusedContent(f"has {commits} commits, and {source.name}{SUFFIX} shows {counted}")
+            mark_backup(writing, is_backup=True)
+            keep_checksums(writing)
+        else:
+            check_structure(writing)
         finish(writing)

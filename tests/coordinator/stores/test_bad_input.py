@@ -165,7 +165,7 @@ def test_a_file_that_was_damaged_ends_the_start_in_one_line_and_is_left_as_it_is
 
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert f"--store: {path}: " in done.stderr
-    assert done.stderr.rstrip().endswith("; move it away, then restore a snapshot or start empty")
+    assert done.stderr.rstrip().endswith("; move it and c.db.commits away, then restore a snapshot or start empty")
     assert path.read_bytes() == harmed
 
 

@@ -13,6 +13,7 @@ from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, NotLeade
 from bigfleet.coordinator.stores.sqlite import SqliteStateStore, StoreFault
 from bigfleet.coordinator.tables import ShardRow
 from bigfleet.model.ids import ClusterId, ShardId
+from tests.files.editing import edit
 
 ME = LeaderInfo("replica-0", "here:7790")
 EAST = ShardId("east-0")
@@ -132,7 +133,7 @@ async def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
 async def test_noise_is_named_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "c.db"
     path.write_bytes(b"not a database, but long enough to look at it" * 100)
-    with pytest.raises(StoreFault, match="not a database; move it away"):
+    with pytest.raises(StoreFault, match="not a database; move it and "):
         opened(path)
 
     assert path.read_bytes().startswith(b"not a database")
@@ -145,7 +146,7 @@ async def test_a_newer_schema_is_not_touched(tmp_path: Path) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(StoreFault, match="has schema 7, this program knows 1; run a newer bigfleet"):
+    with pytest.raises(StoreFault, match="has schema 7, this program knows 2; run a newer bigfleet"):
         opened(path)
 
 
@@ -162,8 +163,6 @@ async def test_a_newer_schema_is_not_touched(tmp_path: Path) -> None:
 async def test_a_row_that_does_not_read_back_ends_the_start(tmp_path: Path, statement: str, finding: str) -> None:
     path = tmp_path / "c.db"
     await opened(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute(statement)
-    connection.close()
+    edit(path, statement)
     with pytest.raises(StoreFault, match=finding):
         opened(path)

@@ -23,6 +23,7 @@ from bigfleet.provider.storage.sqlite import SCHEMA_VERSION, SqliteProviderStore
 from bigfleet.provider.storage.store import Batch
 from bigfleet.provider.storage.view import Tombstone
 from tests.engine.proof import in_proportion
+from tests.files.editing import as_of_schema, edit
 
 INCARNATION = b"incarnat"
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
@@ -153,8 +154,7 @@ def test_a_row_that_does_not_read_back_names_its_machine(tmp_path: Path) -> None
     store = SqliteProviderStore(path)
     store.load(INCARNATION)
     store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO machines VALUES ('m-7', 1, 1, '{}', NULL)")
+    edit(path, "INSERT INTO machines VALUES ('m-7', 1, 1, '{}', NULL)")
     with pytest.raises(StartRefused, match="machine m-7"):
         SqliteProviderStore(path).load(INCARNATION)
 
@@ -185,9 +185,7 @@ def test_a_file_of_the_first_schema_is_migrated_in_one_transaction(tmp_path: Pat
     store = SqliteProviderStore(path)
     incarnation = store.load(INCARNATION).incarnation
     store.close()
-    with sqlite3.connect(path) as file:
-        file.execute("DROP TABLE secrets")
-        file.execute("PRAGMA user_version=1")
+    as_of_schema(path, "DROP TABLE secrets", "PRAGMA user_version=1")
     store = SqliteProviderStore(path)
     assert store.load(b"another!").incarnation == incarnation
     store.commit(Batch(head=0, floor=0, sealed=(Sealed(machine_id="m", operation_id="op", text=b"x"),)))

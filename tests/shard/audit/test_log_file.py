@@ -5,8 +5,11 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bigfleet.model.compute import compute_inline
 from bigfleet.model.states import MachineState
@@ -16,6 +19,7 @@ from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
 from bigfleet.shard.audit.verification import check
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.engine.proof import in_proportion
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -140,10 +144,53 @@ def test_a_torn_first_line_leaves_an_empty_log(path: Path) -> None:
 def test_a_file_that_is_no_audit_log_is_refused_and_kept(path: Path, content: bytes) -> None:
     """A path that was mistyped must not cost the file behind it."""
     path.write_bytes(content)
-    with pytest.raises(AuditFileFault, match="is no record of an audit log; move the file away"):
+    with pytest.raises(AuditFileFault, match="is no record of an audit log; move the file away to go on in a new one"):
         AuditFile(path, size_bytes_max=SIZE_BYTES_MAX)
 
     assert path.read_bytes() == content
+
+
+@settings(max_examples=in_proportion(150), deadline=None)
+@given(data=st.data())
+def test_a_flipped_bit_ends_the_start_or_is_found_by_the_check(data: st.DataObject) -> None:
+    """The start reads the last two records alone; `bigfleet audit verify` finds what is wrong in all others."""
+    with TemporaryDirectory() as name:
+        path = Path(name) / "audit.log"
+        first = Writer(path, size_bytes_max=10_000)
+        first.write(data.draw(st.integers(1, 4)))
+        first.file.close()
+        content = bytearray(path.read_bytes())
+        bit = data.draw(st.integers(0, len(content) * 8 - 1))
+        content[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(content)
+        refusal = ""
+        try:
+            second = Writer(path, size_bytes_max=10_000)
+        except AuditFileFault as fault:
+            refusal = str(fault)
+        if refusal:
+            assert refusal.startswith(f"{path}: ")
+            assert "move the file away" in refusal
+            assert path.read_bytes() == content
+        else:
+            assert second.file.head == (first.sequence, first.chain)
+            second.file.close()
+            assert check(files_of(path)).findings
+
+
+@pytest.mark.parametrize("damage", [b"x", b""], ids=["another byte", "no record"])
+def test_a_log_that_was_rotated_last_goes_on_from_a_sound_file_only(path: Path, damage: bytes) -> None:
+    """A damaged older file is no reason to count from one again."""
+    first = Writer(path)
+    first.write(2)
+    first.file.close()
+    older = path.with_name("audit.log.1")
+    content = path.read_bytes()
+    older.write_bytes(content[:-40] + damage + content[-40 + len(damage) :] if damage else b"text\n")
+    path.write_bytes(b"")
+
+    with pytest.raises(AuditFileFault, match=r"audit\.log\.1: .*move the file away"):
+        AuditFile(path, size_bytes_max=SIZE_BYTES_MAX)
 
 
 def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:

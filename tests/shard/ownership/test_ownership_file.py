@@ -1,8 +1,6 @@
 """What a shard owns, on a real disk: what was committed is what the next process reads (docs/spec/shard.md §2)."""
 
-import contextlib
 import math
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +17,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.validation import InvariantBroken
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault
+from tests.files.editing import edit
 
 ME, OTHER = ShardId("shard-0"), ShardId("shard-1")
 IDS = [MachineId(f"m{number}") for number in range(4)]
@@ -50,10 +49,7 @@ def held(directory: Path) -> tuple[Owned, dict[MachineId, Reservation], int]:
 
 
 def execute(directory: Path, *statements: str) -> None:
-    with contextlib.closing(sqlite3.connect(directory / FILE_NAME)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
+    edit(directory / FILE_NAME, *statements)
 
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=5)
@@ -184,10 +180,9 @@ def test_a_change_that_cannot_be_written_is_not_made(tmp_path: Path) -> None:
     with opened(tmp_path) as state_file:
         kept = state_file.ownership
         before = kept.owned
-        execute(
-            tmp_path,
-            "CREATE TRIGGER full BEFORE INSERT ON reservations BEGIN SELECT RAISE(ABORT, 'database or disk is full');"
-            " END",
+        kept._connection.execute(
+            "CREATE TEMP TRIGGER full BEFORE INSERT ON main.reservations"
+            " BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END"
         )
         reservation = Reservation(machine_id=IDS[0], to_shard=OTHER, instruction_id="1-1")
         with pytest.raises(OwnershipNotWritten, match="disk is full"):

@@ -9,6 +9,7 @@ import pytest
 
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.shard.ownership.state_file import EPOCH_MAX, FILE_NAME, LOCK_NAME, SCHEMA, StateFile, StateFileFault
+from tests.files.editing import edit
 
 NOW_SECONDS = 1_800_000_000
 
@@ -47,9 +48,7 @@ def refusal(directory: Path, *, shard_id: str = "shard-0") -> str:
 
 def execute(directory: Path, statement: str) -> None:
     """Change the file behind the shard's back."""
-    with contextlib.closing(sqlite3.connect(directory / FILE_NAME)) as connection:
-        connection.execute(statement)
-        connection.commit()
+    edit(directory / FILE_NAME, statement)
 
 
 @pytest.mark.rule("shard 2/9", "shard 15/2")
@@ -122,10 +121,11 @@ def test_a_file_with_a_damaged_page_is_refused(tmp_path: Path) -> None:
     ("change", "finding"),
     [
         (
-            "UPDATE meta SET value = '4' WHERE key = 'schema'",
-            "has schema 4, this program knows 3; run a newer bigfleet",
+            "UPDATE meta SET value = '5' WHERE key = 'schema'",
+            "has schema 5, this program knows 4; run a newer bigfleet",
         ),
         ("UPDATE meta SET value = '' WHERE key = 'schema'", "has no readable schema and epoch"),
+        ("UPDATE meta SET value = '0' WHERE key = 'schema'", "has no readable schema and epoch"),
         ("DELETE FROM meta WHERE key = 'epoch'", "has no readable schema and epoch"),
         ("UPDATE meta SET value = '-4' WHERE key = 'epoch'", "has no readable schema and epoch"),
         ("UPDATE meta SET value = '²' WHERE key = 'epoch'", "has no readable schema and epoch"),

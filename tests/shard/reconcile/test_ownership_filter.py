@@ -135,7 +135,8 @@ async def test_a_drained_machine_that_is_not_ours_any_more_leaves_with_its_last_
         assert shard.holds() == []
         assert operator.states("m")[-2:] == [S.DRAINING, S.IDLE]
         shard.close()
-        (shard.directory / "shard.db").unlink()
+        for path in shard.directory.glob("shard.db*"):
+            path.unlink()
 
 
 # ---- a lost state file -----------------------------------------------------------------------------------------------

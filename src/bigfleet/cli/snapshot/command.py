@@ -103,11 +103,14 @@ def restore(
 async def _restore(
     url: "EtcdUrl | SqliteUrl", tls: "StoreTls | None", restored: "Restored", *, term: int, is_forced: bool
 ) -> None:
-    from bigfleet.cli.coordinator.store_url import open_store
+    from bigfleet.cli.coordinator.store_url import SqliteUrl, open_store
     from bigfleet.cli.runtime.system import SystemClock
     from bigfleet.coordinator.stores.protocol import LeaderInfo, StoreUnavailable
     from bigfleet.coordinator.stores.sqlite import SqliteStateStore
+    from bigfleet.files.checked_database import forget_lost
 
+    if isinstance(url, SqliteUrl):
+        forget_lost(url.path)
     opened = open_store(url, me=LeaderInfo("restore", ""), tls=tls, lease_ttl_seconds=10, clock=SystemClock())
     try:
         if isinstance(opened, SqliteStateStore):

@@ -1,8 +1,8 @@
 """Stores the coordinator's tables in one SQLite file; the process that locks it leads (docs/spec/coordinator.md §3).
 
 WAL, synchronous=FULL, locked for the life of the process. The term is a counter in the file, raised and committed at
-each start. Durable, and honest about it: with one file there is one coordinator. A damaged file, or one of a newer
-schema, ends the start; it is never recreated silently.
+each start. Durable, and honest about it: with one file there is one coordinator. A file that is damaged, lost, older
+than the last commit, or of a newer schema, ends the start; it is never recreated silently.
 """
 
 import asyncio
@@ -10,17 +10,29 @@ import os
 import socket
 import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from bigfleet.coordinator.commands import Command, edits
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
-from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, Leadership, NotLeader, StoreUnavailable
+from bigfleet.coordinator.stores.protocol import (
+    TERM_MAX,
+    TERM_STEP,
+    LeaderInfo,
+    Leadership,
+    NotLeader,
+    StoreUnavailable,
+)
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
+from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, open_unchanged, remedy_of, text_of
+from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes, write_file
 from bigfleet.files.watch import FileWatch
 
-SCHEMA_VERSION: Final = 1
+#: 2 has checksums.
+SCHEMA_VERSION: Final = 2
 #: Marks the file as ours in its header: "BFCO".
 _APPLICATION_ID: Final = 0x4246434F
 #: Parts the keys of a row; forbidden in every identifier (docs/spec/wire.md §1).
@@ -49,12 +61,13 @@ class SqliteStateStore:
         self._leader = leader
         self._is_leading = False
         self._lost = asyncio.Event()
-        self._connection = _opened(path)
+        self._connection, self._database = _opened(path)
         try:
             self._tables = Tables().with_edits(_read(self._connection))
-        except (UnreadableRow, sqlite3.Error) as error:
+        except (UnreadableRow, sqlite3.Error, UnicodeDecodeError) as error:
+            self._database.close()
             self._connection.close()
-            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start empty") from error
+            raise StoreFault(f"{path}: {error}; {_remedy(path)}") from error
         self._watch = FileWatch(path)
         warn_of_loose_modes((path, _holder_file(path)))
 
@@ -68,7 +81,7 @@ class SqliteStateStore:
         self._is_leading = True
         term = self._put_term(self._term() + 1)
         # The file alone then holds the term and all rows, also in a copy without its log.
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._database.settle()
         return Leadership(term, self._tables)
 
     async def lost(self) -> str:
@@ -115,6 +128,7 @@ class SqliteStateStore:
     async def close(self) -> None:
         """Let go of the file."""
         await self.resign()
+        self._database.close()
         self._connection.close()
 
     def restore(self, rows: Iterable[Edit], *, term: int) -> None:
@@ -143,8 +157,8 @@ class SqliteStateStore:
         if fault:
             raise StoreUnavailable(fault)
         try:
-            with self._connection as connection:
-                connection.execute("BEGIN IMMEDIATE")
+            connection = self._connection
+            with self._database.transaction():
                 if term is None:
                     connection.execute(_RAISE_REVISION)
                 for (table, parts), row in written:
@@ -159,59 +173,97 @@ class SqliteStateStore:
             raise StoreUnavailable(f"{self._path}: {error}") from error
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _opened(path: Path) -> tuple[sqlite3.Connection, CheckedDatabase]:
     try:
         make_directory(path.parent)
+        check_presence(path)
         make_file(path)
         connection = sqlite3.connect(path, isolation_level=None, timeout=0)
+    except RefusedContent as error:
+        raise StoreFault(f"{path}: {error}; {_remedy(path)}") from error
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise StoreFault(f"{path}: {reason}; choose a file in a directory that can be written") from error
+    database = CheckedDatabase(connection, path)
     try:
+        _inspect_unlocked(path)
         # Held from the first statement until the connection is closed, by the death of the process too.
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
         connection.execute("PRAGMA synchronous=FULL")
-        _check(connection, path)
+        _check(connection, database, path)
         connection.execute("PRAGMA journal_mode=WAL")
         write_file(_holder_file(path), f"process {os.getpid()} on {socket.gethostname()}\n")
     except BaseException as error:
+        database.close()
         connection.close()
         if isinstance(error, sqlite3.Error) and "locked" in str(error):
             raise StoreFault(f"{path}: held by {_holder(path)}; stop it, or choose another file") from error
-        if isinstance(error, sqlite3.Error | OSError):
-            raise StoreFault(f"{path}: {error}; move it away, then restore a snapshot or start empty") from error
+        if isinstance(error, sqlite3.Error | OSError | RefusedContent | UnicodeDecodeError):
+            raise StoreFault(f"{path}: {text_of(error)}; {remedy_of(error, _remedy(path))}") from error
         raise
-    return connection
+    return connection, database
 
 
-def _check(connection: sqlite3.Connection, path: Path) -> None:
+def _remedy(path: Path) -> str:
+    counter = path.name + COUNTER_SUFFIX
+    return f"move it and {counter} away, then restore a snapshot or start empty"
+
+
+def _inspect_unlocked(path: Path) -> None:
+    """Check a file by a reader first, which leaves it and its log as they are if it is refused.
+
+    Raises StoreFault, RefusedContent, sqlite3.Error.
+    """
+    if not path.stat().st_size:
+        return
+    with closing(open_unchanged(path)) as reader:
+        if _version(reader, path, has_pages=_has_pages(reader)) == SCHEMA_VERSION:
+            CheckedDatabase(reader, path).inspect()
+
+
+def _check(connection: sqlite3.Connection, database: CheckedDatabase, path: Path) -> None:
     """Take the lock, check the file, and make the schema in a new one. Raises StoreFault, sqlite3.Error."""
-    with connection:
-        # Also after SQLite took back what a killed first start left: then there is no page.
-        (pages,) = connection.execute("PRAGMA page_count").fetchone()
-        connection.execute("BEGIN IMMEDIATE")
-        (damage,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if damage != "ok":
-            # SQLite names the database in a line of its own, then what it found.
-            raise StoreFault(f"{path}: {damage.splitlines()[-1]}; move it away, then restore a snapshot or start empty")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if pages and not tables:
-            raise StoreFault(
-                f"{path}: has no tables: it was copied without its -wal file, or is damaged; move it away, then "
-                "restore a snapshot or start empty"
-            )
-        if not tables:
+    has_pages = _has_pages(connection)
+    with database.transaction():
+        version = _version(connection, path, has_pages=has_pages)
+        if version == SCHEMA_VERSION:
+            database.check()
+            if database.is_moved:
+                # Shards may have seen the terms of commits that this file does not have.
+                raised = "UPDATE meta SET value = min(value + ?, ?) WHERE key = 'term'"
+                connection.execute(raised, (TERM_STEP, TERM_MAX))
+                database.settle_origin()
+            return
+        if version == 0:
             for statement in _SCHEMA.split(";"):
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             connection.execute("INSERT INTO meta VALUES ('term', 0)")
-        elif application != _APPLICATION_ID:
-            raise StoreFault(f"{path}: is no coordinator's file; choose another one")
-        elif version != SCHEMA_VERSION:
-            raise StoreFault(f"{path}: has schema {version}, this program knows {SCHEMA_VERSION}; run a newer bigfleet")
+        check_structure(connection)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        database.make()
+
+
+def _has_pages(connection: sqlite3.Connection) -> bool:
+    # Must be asked outside of a transaction. After SQLite took back what a killed first start left there is no page.
+    return bool(connection.execute("PRAGMA page_count").fetchone()[0])
+
+
+def _version(connection: sqlite3.Connection, path: Path, *, has_pages: bool) -> int:
+    """Return the schema of a file, 0 for a new one. Raises StoreFault for one that is not ours."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if has_pages and not tables:
+        finding = "has no tables: it was copied without its -wal file, or is damaged"
+        raise StoreFault(f"{path}: {finding}; {_remedy(path)}")
+    if not tables:
+        return 0
+    if application != _APPLICATION_ID:
+        raise StoreFault(f"{path}: is no coordinator's file; choose another one")
+    if not 1 <= version <= SCHEMA_VERSION:
+        raise StoreFault(f"{path}: has schema {version}, this program knows {SCHEMA_VERSION}; run a newer bigfleet")
+    return int(version)
 
 
 def _read(connection: sqlite3.Connection) -> Iterable[Edit]:
@@ -229,6 +281,6 @@ def _holder_file(path: Path) -> Path:
 
 def _holder(path: Path) -> str:
     try:
-        return _holder_file(path).read_text(encoding="utf-8").strip() or "another process"
+        return _holder_file(path).read_text(encoding="utf-8", errors="replace").strip() or "another process"
     except OSError:
         return "another process"

@@ -1,7 +1,7 @@
 """Stores records in one locked SQLite file, one transaction a batch (docs/spec/provider.md §11).
 
-A change is a few rows. A file that is damaged, or of a newer schema, ends the start with its name and the finding. It
-must never be recreated silently.
+A change is a few rows. A file that is damaged, lost, older than the last commit, or of a newer schema, ends the start
+with its name and the finding. It must never be recreated silently.
 """
 
 import fcntl
@@ -16,6 +16,9 @@ from typing import IO, Final
 import msgspec
 
 from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
+from bigfleet.files.checksums import RefusedContent, check_structure, has_checksums
 from bigfleet.files.private import make_file, open_file, warn_of_loose_modes
 from bigfleet.files.watch import FileWatch
 from bigfleet.provider.records.fence import Mark
@@ -26,7 +29,7 @@ from bigfleet.provider.storage.codec import decode_record, encode_operation, enc
 from bigfleet.provider.storage.store import Batch, Loaded
 from bigfleet.provider.storage.view import Tombstone
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 #: A store that was full takes commits again when the disk has so much room.
 ROOM_BYTES: Final = 1024 * 1024
 #: Marks the file as ours in its header: "BFPR".
@@ -52,6 +55,7 @@ CREATE TABLE secrets (
 _MIGRATIONS: Final = {
     1: "CREATE TABLE secrets (machine_id TEXT PRIMARY KEY, operation_id TEXT NOT NULL, sealed BLOB NOT NULL) "
     "WITHOUT ROWID",
+    2: "",  # it has checksums
 }
 #: A first start that was killed leaves no page at all.
 _NO_TABLES: Final = (
@@ -79,7 +83,7 @@ class FileLock:
             descriptor = open_file(self.path)
         except OSError as error:
             raise StartRefused(f"{self.path}: {error.strerror}; the state needs a directory to write in") from error
-        handle = os.fdopen(descriptor, "r+")
+        handle = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -108,6 +112,7 @@ class SqliteProviderStore:
         self._is_power_safe = is_power_safe
         self._lock = FileLock(path.with_name(path.name + ".lock"))
         self._connection: sqlite3.Connection | None = None
+        self._database: CheckedDatabase | None = None
         self._watch: FileWatch | None = None
 
     def file_fault(self) -> str:
@@ -125,36 +130,43 @@ class SqliteProviderStore:
         try:
             return self._load(new_incarnation)
         except BaseException:
+            if self._connection is not None:
+                close_unchanged(self._connection, self._path)
             self.close()
             raise
 
     def _load(self, new_incarnation: bytes) -> Loaded:
+        remedy = f"restore it from a backup or move {self._path.name} and {self._path.name}{COUNTER_SUFFIX} away"
         try:
+            check_presence(self._path)
             make_file(self._path)
             # Rows are read by one thread and written by another, never by two at once.
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._connection = connection
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
+            self._database = database = CheckedDatabase(connection, self._path, is_power_safe=self._is_power_safe)
             self._check(connection)
             version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                _create_schema(connection, new_incarnation)
-            elif version < SCHEMA_VERSION:
-                _migrate(connection, version)
+            if version < SCHEMA_VERSION:
+                with database.transaction():
+                    _bring_up(connection, version, new_incarnation)
+                    database.make()
+            else:
+                _check_content(connection, database, new_incarnation)
             # Not before the schema: a new file has all of it or no page at all.
             connection.execute("PRAGMA journal_mode=WAL")
             loaded = _read(connection)
             # What was committed so far is then in the file alone, also in a copy without its log.
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            database.settle()
             self._watch = FileWatch(self._path, self._lock.path)
             warn_of_loose_modes((self._path, self._lock.path))
             return loaded
         except OSError as error:
             raise StartRefused(f"{self._path}: {error.strerror}; the state needs a file to write to") from error
-        except sqlite3.Error as error:
-            raise StartRefused(f"{self._path}: {error}; restore it from a backup or move it away") from error
+        except (sqlite3.Error, RefusedContent, UnicodeDecodeError) as error:
+            raise StartRefused(f"{self._path}: {error}; {remedy_of(error, remedy)}") from error
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise StartRefused(f"{self._path}: a row does not read back: {error}; restore it from a backup") from error
+            raise StartRefused(f"{self._path}: a row does not read back: {error}; {remedy}") from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -169,14 +181,13 @@ class SqliteProviderStore:
                 f"{self._path}: written by a newer BigFleet (schema {version}, this one reads {SCHEMA_VERSION}); "
                 "start the newer one"
             )
-        finding = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if finding != "ok":
-            raise StartRefused(f"{self._path}: damaged: {finding}; restore it from a backup or move it away")
+        if version < SCHEMA_VERSION:
+            check_structure(connection)
 
     def commit(self, batch: Batch) -> None:
         """Write a batch in one transaction. Raises StoreDown when the disk refuses it."""
-        connection = self._connection
-        if connection is None:
+        connection, database = self._connection, self._database
+        if connection is None or database is None:
             raise StoreDown(f"{self._path} is closed")
         fault = self.file_fault()
         if fault:
@@ -184,12 +195,9 @@ class SqliteProviderStore:
         try:
             if batch.needs_room:
                 self._check_room()
-            connection.execute("BEGIN IMMEDIATE")
-            _write(connection, batch)
-            connection.execute("COMMIT")
+            with database.transaction():
+                _write(connection, batch)
         except sqlite3.Error as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
             raise StoreDown(f"{self._path}: {error}") from error
         except OSError as error:
             raise StoreDown(f"{self._path}: {error.strerror}: {ROOM_BYTES} bytes are needed") from error
@@ -211,6 +219,9 @@ class SqliteProviderStore:
 
     def close(self) -> None:
         """Close the file and give the lock back."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -224,34 +235,36 @@ def back_up_provider(state: Path, target: Path) -> int:
         application = copy.execute("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION_ID:
             raise BackupFault(f"{state}: this is no provider state; name the file of --state")
+        version = copy.execute("PRAGMA user_version").fetchone()[0]
+        if version >= SCHEMA_VERSION and not has_checksums(copy):
+            raise BackupFault(f"{state}: damaged: its checksums are missing; no backup was made")
 
     return back_up(state, target, finish)
 
 
-def _create_schema(connection: sqlite3.Connection, incarnation: bytes) -> None:
-    connection.execute("BEGIN EXCLUSIVE")
-    for statement in _SCHEMA.split(";"):
-        if statement.strip():
+def _bring_up(connection: sqlite3.Connection, version: int, incarnation: bytes) -> None:
+    """Bring a new file, version 0, or one of an older schema to this one, within the caller's transaction."""
+    if version == 0:
+        for statement in _SCHEMA.split(";"):
             connection.execute(statement)
-    connection.executemany(
-        "INSERT INTO meta VALUES (?, ?)", [("incarnation", incarnation), ("head", 0), ("tombstone_floor", 0)]
-    )
-    connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-    connection.execute("COMMIT")
-
-
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring an older schema to this one, in one transaction."""
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
+        connection.executemany(
+            "INSERT INTO meta VALUES (?, ?)", [("incarnation", incarnation), ("head", 0), ("tombstone_floor", 0)]
+        )
+        connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+    else:
         for number in range(version, SCHEMA_VERSION):
             connection.execute(_MIGRATIONS[number])
-        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+    connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+
+def _check_content(connection: sqlite3.Connection, database: CheckedDatabase, incarnation: bytes) -> None:
+    """Check a file of this schema. Raises RefusedContent, sqlite3.Error, OSError."""
+    database.check()
+    if database.is_moved:
+        with database.transaction():
+            # It may repeat revision numbers; with another incarnation every reader starts with a full list.
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'incarnation'", (incarnation,))
+            database.settle_origin()
 
 
 def _read(connection: sqlite3.Connection) -> Loaded:

@@ -23,6 +23,8 @@ from bigfleet.shard.audit.log import START, AuditHead, read_line
 SYNC_INTERVAL_SECONDS = 1.0
 #: A record is bounded by its texts; this is far above any.
 LINE_BYTES_MAX = 1024 * 1024
+#: What to do with a log that cannot be gone on with.
+_REMEDY = "move the file away to go on in a new one; bigfleet audit verify lists what is wrong in it"
 #: What every record begins with: nothing else is ever cut off.
 _BEGINNING = b'{"time":"'
 
@@ -121,17 +123,32 @@ class AuditFile:
     def _find_head(self) -> AuditHead:
         if not self._is_regular:
             return START
-        last = _last_line(self._file, self._path)
-        if last:
-            line = read_line(last)
-            if line is None:
-                raise AuditFileFault(f"{self._path}: its last line is no record of an audit log; move the file away")
-            return AuditHead(line.sequence, line.chain)
+        whole = _whole_lines(self._file, self._path)
+        if whole:
+            return _head_of(whole, self._path)
         # A process may have ended between beginning a new file and writing its first line.
-        with suppress(OSError), numbered(self._path, 1).open("rb") as older:
-            line = read_line(_tail(older.fileno()).removesuffix(b"\n").rpartition(b"\n")[2])
-            return AuditHead(line.sequence, line.chain) if line is not None else START
-        return START
+        older = numbered(self._path, 1)
+        try:
+            with older.open("rb") as file:
+                return _head_of(_tail(file.fileno()).removesuffix(b"\n"), older)
+        except FileNotFoundError:
+            return START
+        except OSError as error:
+            raise AuditFileFault(f"{older}: {error.strerror}; choose a file that can be written") from error
+
+
+def _head_of(lines: bytes, path: Path) -> AuditHead:
+    """Return the head of a log that ends with some lines. Raises AuditFileFault if the last one is not as written."""
+    former, _, last = lines.rpartition(b"\n")
+    before = former.rpartition(b"\n")[2]
+    line, previous = read_line(last), read_line(before)
+    if line is None or (before and previous is None):
+        raise AuditFileFault(f"{path}: its last line is no record of an audit log; {_REMEDY}")
+    # The first line of a file says itself what it goes on from.
+    chain = line.previous if previous is None else previous.chain
+    if chain is not None and not line.follows(chain):
+        raise AuditFileFault(f"{path}: damaged: record {line.sequence} does not match its chain; {_REMEDY}")
+    return AuditHead(line.sequence, line.chain)
 
 
 def _tail(opened: int) -> bytes:
@@ -140,15 +157,18 @@ def _tail(opened: int) -> bytes:
     return os.pread(opened, size_bytes - start, start)
 
 
-def _last_line(opened: int, path: Path) -> bytes:
-    """Return the last line of the file, cutting off what a crash left of an unfinished one."""
+def _whole_lines(opened: int, path: Path) -> bytes:
+    """Return the last lines of the file, cutting off what a crash left of an unfinished one."""
     content = _tail(opened)
     whole, end, rest = content.rpartition(b"\n")
     if rest:
         size_bytes = os.fstat(opened).st_size
         is_ours = _BEGINNING.startswith(rest[: len(_BEGINNING)])
         if not is_ours or (not end and size_bytes > len(rest)):
-            raise AuditFileFault(f"{path}: its last line is no record of an audit log; move the file away")
+            raise AuditFileFault(f"{path}: its last line is no record of an audit log; {_REMEDY}")
+        if read_line(rest[:-1]) is not None:
+            # No crash leaves more than a record and less than its line feed.
+            raise AuditFileFault(f"{path}: damaged: the end of its last line is another byte; {_REMEDY}")
         try:
             os.ftruncate(opened, size_bytes - len(rest))
         except OSError as error:
@@ -156,7 +176,7 @@ def _last_line(opened: int, path: Path) -> bytes:
         _log.warning(
             "audit.tail_truncated", file=str(path), bytes=len(rest), text=rest[:200].decode("utf-8", "replace")
         )
-    return whole.rpartition(b"\n")[2]
+    return whole
 
 
 def _sync_and_close(files: list[int], on_failure: Callable[[], None]) -> None:

@@ -7,7 +7,8 @@ what is owned, and damaged content is never recreated or skipped.
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ TABLES = (
     " is_ready INTEGER NOT NULL, expires_unix_nanos INTEGER NOT NULL, instance_type TEXT NOT NULL,"
     " zone TEXT NOT NULL) STRICT",
 )
+#: Makes the changes of a block durable as a whole. Raises sqlite3.Error; then nothing was changed.
+Transaction = Callable[[], AbstractContextManager[None]]
 BASE_KEY, TERM_KEY = "base", "coordinator_term"
 
 _HELD, _LEAVING = "held", "leaving"
@@ -60,11 +63,21 @@ class OwnershipFile:
     Invariant: `owned`, `reservations` and `accepted_term` are what a process that opens the file now would read.
     """
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, fault: Callable[[], str] = lambda: "") -> None:
-        """Read everything. `fault` returns why the file on disk is no longer this one. Raises DamagedRow."""
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        fault: Callable[[], str] = lambda: "",
+        transaction: Transaction | None = None,
+    ) -> None:
+        """Read everything. `fault` returns why the file on disk is no longer this one. Raises DamagedRow.
+
+        `transaction` makes the changes of a block durable as a whole, or raises sqlite3.Error.
+        """
         self._connection = connection
         self._path = path
         self._fault = fault
+        self._transaction = transaction if transaction is not None else partial(plain_transaction, connection)
         self.owned, reservations, self.accepted_term = _read(connection)
         #: By machine.
         self.reservations: Mapping[MachineId, Reservation] = reservations
@@ -106,14 +119,8 @@ class OwnershipFile:
         if fault:
             raise OwnershipNotWritten(fault)
         try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 yield
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             raise OwnershipNotWritten(f"{self._path}: {error}; make room, or look at the file's rights") from error
 
@@ -170,6 +177,19 @@ class OwnershipFile:
 
     def _delete(self, statement: str, machine_ids: Iterable[MachineId]) -> None:
         self._connection.executemany(statement, [(machine_id,) for machine_id in machine_ids])
+
+
+@contextmanager
+def plain_transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Make the changes of a block to tables without checksums durable as a whole. Raises sqlite3.Error."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
 
 
 def make_tables(connection: sqlite3.Connection, base: Base) -> None:

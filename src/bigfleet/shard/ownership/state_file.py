@@ -1,19 +1,24 @@
 """Stores a shard's epoch and what it owns in a SQLite file that one process locks.
 
 docs/spec/shard.md §2. Each start commits epoch + 1 before anything is served, so that a predecessor is fenced. A file
-of an older schema is brought up to this one in the same transaction. A file that is damaged, copied without its
-write-ahead log, of a newer schema or held by another process ends the start; it is never recreated silently.
+of an older schema is brought up to this one in the same transaction. A file that is damaged, lost, older than the last
+commit, copied without its write-ahead log, of a newer schema or held by another process ends the start; it is never
+recreated silently.
 """
 
 import fcntl
 import os
 import sqlite3
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
+from bigfleet.files.checksums import TABLE as CHECKSUMS_TABLE
+from bigfleet.files.checksums import RefusedContent, check_structure, has_checksums
 from bigfleet.files.private import make_directory, make_file, warn_of_loose_modes
 from bigfleet.files.watch import FileWatch
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
@@ -22,17 +27,23 @@ from bigfleet.shard.ownership.ownership_file import DamagedRow, OwnershipFile, m
 from bigfleet.shard.ownership.retired_clusters import TABLE as RETIRED_CLUSTERS_TABLE
 from bigfleet.shard.ownership.retired_clusters import RetirementFile
 
-#: 1 held the epoch alone, 2 also what the shard owns, 3 also the clusters that are retired.
-SCHEMA = 3
+#: 1 held the epoch alone, 2 also what the shard owns, 3 also the clusters that are retired, 4 also checksums.
+SCHEMA = 4
+#: The first schema that has checksums.
+CHECKSUMS_SCHEMA = 4
 FILE_NAME = "shard.db"
 LOCK_NAME = "shard.lock"
 #: The largest number that fits the wire's int64.
 EPOCH_MAX = 2**63 - 1
 
-#: Row of `meta` in a backup: the first start after a restore outranks every start since the backup.
+#: Row of `meta` in a backup: the first start after a restore outranks every start since the backup. A backup of the
+#: present schema also has this in its checksums.
 BACKUP_KEY = "backup"
 
-_REMEDY = "restore the file from a backup, or move it away: a new one starts at a higher epoch"
+_REMEDY = (
+    f"restore the file from a backup, or move {FILE_NAME} and {FILE_NAME}{COUNTER_SUFFIX} away: a new one starts at a "
+    "higher epoch"
+)
 _NO_META = (
     "has no meta row: it was copied without its -wal file, or is damaged; copy a file of a stopped shard, use "
     "bigfleet shard backup, or move the file away to start a new shard"
@@ -49,6 +60,7 @@ class StateFile:
     def __init__(
         self,
         connection: sqlite3.Connection,
+        database: CheckedDatabase,
         lock: IO[str],
         epoch: int,
         ownership: OwnershipFile,
@@ -56,6 +68,7 @@ class StateFile:
         watch: FileWatch,
     ) -> None:
         self._connection = connection
+        self._database = database
         self._lock = lock
         self._watch = watch
         #: The epoch of this process, committed.
@@ -83,29 +96,31 @@ class StateFile:
         with ExitStack() as on_fault:
             on_fault.callback(lock.close)
             try:
+                check_presence(path)
                 make_file(path)
-                connection = on_fault.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
+                connection = sqlite3.connect(path, isolation_level=None)
+                on_fault.callback(close_unchanged, connection, path)
                 connection.execute("PRAGMA synchronous=FULL")
-                epoch = _raise_epoch(connection, path, shard_id, clock, new_file_owns)
+                database = CheckedDatabase(connection, path)
+                on_fault.callback(database.close)
+                epoch = _raise_epoch(connection, database, path, shard_id, clock, new_file_owns)
                 # Not before the first transaction: a new file has its rows or no page at all.
                 connection.execute("PRAGMA journal_mode=WAL")
                 watch = FileWatch(path, directory / LOCK_NAME)
-                ownership = OwnershipFile(connection, path, watch.fault)
+                ownership = OwnershipFile(connection, path, watch.fault, database.transaction)
                 retirements = RetirementFile(connection, ownership.transaction)
                 # The file alone then holds the epoch, also in a copy without its log. SQLite refuses it until tables
                 # have been read.
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                database.settle()
                 # The log is there now, and is remembered too.
                 watch.fault()
             except OSError as error:
                 raise StateFileFault(f"{path}: {error.strerror}; check its disk and its mode") from error
-            except DamagedRow as error:
-                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
-            except sqlite3.DatabaseError as error:
-                raise StateFileFault(f"{path}: {error}; {_REMEDY}") from error
+            except (DamagedRow, RefusedContent, sqlite3.Error, UnicodeDecodeError) as error:
+                raise StateFileFault(f"{path}: {error}; {remedy_of(error, _REMEDY)}") from error
             on_fault.pop_all()
         warn_of_loose_modes((directory, path, directory / LOCK_NAME))
-        return cls(connection, lock, epoch, ownership, retirements, watch)
+        return cls(connection, database, lock, epoch, ownership, retirements, watch)
 
     def fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""
@@ -113,6 +128,7 @@ class StateFile:
 
     def close(self) -> None:
         """Close the file and let go of the lock."""
+        self._database.close()
         self._connection.close()
         self._lock.close()
 
@@ -139,8 +155,10 @@ def back_up_state(directory: Path, target: Path) -> int:
         stored = dict(copy.execute("SELECT key, value FROM meta")) if "meta" in tables else {}
         if not stored:
             raise BackupFault(f"{source}: {_NO_META}")
-        if not _is_number(stored.get("epoch", "")):
-            raise BackupFault(f"{source}: has no readable epoch; no backup was made")
+        if not (_is_number(stored.get("epoch", "")) and _is_number(stored.get("schema", ""))):
+            raise BackupFault(f"{source}: has no readable schema and epoch; no backup was made")
+        if int(stored["schema"]) >= CHECKSUMS_SCHEMA and not has_checksums(copy):
+            raise BackupFault(f"{source}: damaged: its checksums are missing; no backup was made")
         copy.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (BACKUP_KEY,))
 
     return back_up(source, target, finish)
@@ -148,7 +166,7 @@ def back_up_state(directory: Path, target: Path) -> int:
 
 def _lock(path: Path) -> IO[str]:
     make_file(path)
-    lock = path.open("r+")
+    lock = path.open("r+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -163,46 +181,64 @@ def _lock(path: Path) -> IO[str]:
     return lock
 
 
-def _raise_epoch(connection: sqlite3.Connection, path: Path, shard_id: str, clock: Clock, new_file_owns: Base) -> int:
+def _raise_epoch(
+    connection: sqlite3.Connection,
+    database: CheckedDatabase,
+    path: Path,
+    shard_id: str,
+    clock: Clock,
+    new_file_owns: Base,
+) -> int:
     # Also after SQLite took back what a killed first start left: then there is no page.
     has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
-    connection.execute("BEGIN IMMEDIATE")
-    damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if damage != "ok":
-        raise StateFileFault(f"{path}: {damage}; {_REMEDY}")
+    with database.transaction():
+        stored = _stored(connection, path)
+        if stored:
+            _check(stored, path, shard_id)
+        elif has_pages:
+            raise StateFileFault(f"{path}: {_NO_META}")
+        schema = int(stored.get("schema", "0"))
+        if schema >= CHECKSUMS_SCHEMA:
+            database.check()
+        else:
+            check_structure(connection)
+        unix_seconds = clock.unix_nanos() // NANOS_PER_SECOND
+        if not stored:
+            epoch = max(1, unix_seconds)
+        elif database.is_moved or BACKUP_KEY in stored:
+            # Of the starts since it was copied, the wall clock alone knows.
+            epoch = max(int(stored["epoch"]) + 1, unix_seconds)
+        else:
+            epoch = int(stored["epoch"]) + 1
+        connection.execute("DELETE FROM meta WHERE key = ?", (BACKUP_KEY,))
+        if schema < 2:
+            # A shard without ownership in its file took everything for its own.
+            make_tables(connection, Base.ALL if stored else new_file_owns)
+        if schema < 3:
+            connection.execute(RETIRED_CLUSTERS_TABLE)
+        connection.executemany(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+            [("schema", str(SCHEMA)), ("shard_id", shard_id), ("epoch", str(epoch))],
+        )
+        if schema < CHECKSUMS_SCHEMA:
+            database.make(is_backup=BACKUP_KEY in stored)
+        database.settle_origin()
+    return epoch
+
+
+def _stored(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
+    """Return the rows of `meta`, which is made in a file without tables. Raises StateFileFault."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and "meta" not in tables:
-        raise StateFileFault(f"{path}: is no state file of a shard, it holds {sorted(tables)[0]!r}; move it away")
+        held = sorted(tables - {CHECKSUMS_TABLE} or tables)[0]
+        raise StateFileFault(f"{path}: is no state file of a shard, it holds {held!r}; move it away")
     connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
-    stored = dict(connection.execute("SELECT key, value FROM meta"))
-    if stored:
-        _check(stored, path, shard_id)
-        epoch = int(stored["epoch"]) + 1
-        if BACKUP_KEY in stored:
-            epoch = max(epoch, clock.unix_nanos() // NANOS_PER_SECOND)
-            connection.execute("DELETE FROM meta WHERE key = ?", (BACKUP_KEY,))
-        # A shard without ownership in its file took everything for its own.
-        base = Base.ALL
-    elif has_pages:
-        raise StateFileFault(f"{path}: {_NO_META}")
-    else:
-        base = new_file_owns
-        epoch = max(1, clock.unix_nanos() // NANOS_PER_SECOND)
-    if stored.get("schema", "1") == "1":
-        make_tables(connection, base)
-    if stored.get("schema", "1") in ("1", "2"):
-        connection.execute(RETIRED_CLUSTERS_TABLE)
-    connection.executemany(
-        "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        [("schema", str(SCHEMA)), ("shard_id", shard_id), ("epoch", str(epoch))],
-    )
-    connection.execute("COMMIT")
-    return epoch
+    return dict(connection.execute("SELECT key, value FROM meta"))
 
 
 def _check(stored: dict[str, str], path: Path, shard_id: str) -> None:
     schema, epoch = stored.get("schema", ""), stored.get("epoch", "")
-    if not _is_number(schema) or not _is_number(epoch) or int(epoch) >= EPOCH_MAX:
+    if not _is_number(schema) or not _is_number(epoch) or int(schema) < 1 or int(epoch) >= EPOCH_MAX:
         raise StateFileFault(f"{path}: has no readable schema and epoch; {_REMEDY}")
     if int(schema) > SCHEMA:
         raise StateFileFault(f"{path}: has schema {schema}, this program knows {SCHEMA}; run a newer bigfleet")

@@ -8,11 +8,21 @@ one that it was written for.
 import asyncio
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 
+from bigfleet.files.checked_database import (
+    CheckedDatabase,
+    check_presence,
+    close_unchanged,
+    open_unchanged,
+    remedy_of,
+    text_of,
+)
+from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.backends.partitioned.ports import Carved
 from bigfleet.provider.records.record import Record
@@ -20,7 +30,8 @@ from bigfleet.provider.records.refusal import StartRefused
 from bigfleet.provider.storage.codec import decode_record
 from bigfleet.provider.storage.sqlite import SCHEMA_VERSION as STATE_SCHEMA_VERSION
 
-_SCHEMA_VERSION: Final = 1
+#: 2 has checksums.
+_SCHEMA_VERSION: Final = 2
 _APPLICATION_ID: Final = 0x42465054
 
 
@@ -72,39 +83,52 @@ class SqliteInstanceBook:
         self._path = path
         self._is_power_safe = is_power_safe
         self._connection: sqlite3.Connection | None = None
+        self._database: CheckedDatabase | None = None
         # One thread: a connection is used by one at a time, and the loop waits for no disk.
         self._writer = ThreadPoolExecutor(1, "rooms")
 
     def load(self) -> dict[str, StoredChoice]:
         """Open the file and read it. Raises StartRefused naming the file and the finding."""
         try:
+            check_presence(self._path)
             make_file(self._path)
             connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._connection = connection
+            self._database = CheckedDatabase(connection, self._path, is_power_safe=self._is_power_safe)
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
-            self._prepare(connection)
+            self._prepare(connection, self._database)
             # Not before the schema: a new file has all of it or no page at all.
             connection.execute("PRAGMA journal_mode=WAL")
             warn_of_loose_modes((self._path,))
-            rows = connection.execute("SELECT machine_id, row FROM rooms")
+            rows = connection.execute("SELECT machine_id, row FROM rooms").fetchall()
+            self._database.settle()
             return {machine_id: msgspec.json.decode(row, type=StoredChoice) for machine_id, row in rows}
-        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+        except (OSError, sqlite3.Error, RefusedContent, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if self._connection is not None:
+                close_unchanged(self._connection, self._path)
             self.close()
-            raise StartRefused(f"{self._path}: {error}; restore it from a backup together with the state") from error
+            remedy = remedy_of(error, "restore it from a backup together with the state")
+            raise StartRefused(f"{self._path}: {text_of(error)}; {remedy}") from error
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
+    def _prepare(self, connection: sqlite3.Connection, database: CheckedDatabase) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
-        if not has_pages:
-            connection.execute("BEGIN EXCLUSIVE")
-            connection.execute("CREATE TABLE rooms (machine_id TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+        if has_pages and (application != _APPLICATION_ID or version not in (1, _SCHEMA_VERSION)):
+            raise RefusedContent("these are no rooms that this version reads")
+        if version == _SCHEMA_VERSION:
+            database.check()
+            if database.is_moved:
+                with database.transaction():
+                    database.settle_origin()
+            return
+        with database.transaction():
+            if not has_pages:
+                connection.execute("CREATE TABLE rooms (machine_id TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
+                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            check_structure(connection)
             connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        elif application != _APPLICATION_ID or version != _SCHEMA_VERSION:
-            self.close()
-            raise StartRefused(f"{self._path}: these are no rooms that this version reads; choose another --state")
+            database.make()
 
     async def put(self, machine_id: str, row: StoredChoice) -> None:
         """Write a row, off the loop. Raises sqlite3.Error."""
@@ -113,11 +137,16 @@ class SqliteInstanceBook:
 
     def _write(self, machine_id: str, content: bytes) -> None:
         assert self._connection is not None, "the book is open"
-        self._connection.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?)", (machine_id, content))
+        assert self._database is not None, "the book is open"
+        with self._database.transaction():
+            self._connection.execute("INSERT OR REPLACE INTO rooms VALUES (?, ?)", (machine_id, content))
 
     def close(self) -> None:
         """Close the file, once what is being written was written."""
         self._writer.shutdown()
+        if self._database is not None:
+            self._database.close()
+            self._database = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -132,8 +161,8 @@ def read_records(path: Path) -> tuple[Record, ...]:
     if not path.exists():
         return ()
     try:
-        connection = sqlite3.connect(path, isolation_level=None)
-        try:
+        # The store checks it afterwards, and has to find it as it is.
+        with closing(open_unchanged(path)) as connection:
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if not 1 <= version <= STATE_SCHEMA_VERSION:
                 return ()
@@ -144,7 +173,5 @@ def read_records(path: Path) -> tuple[Record, ...]:
                 decode_record(machine_id, revision, since_unix_nanos, text, operation, None)
                 for machine_id, revision, since_unix_nanos, text, operation in rows
             )
-        finally:
-            connection.close()
     except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
         raise StartRefused(f"{path}: {error}; restore it from a backup or move it away") from error

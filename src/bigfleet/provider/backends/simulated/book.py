@@ -11,10 +11,13 @@ from typing import Protocol
 
 import msgspec
 
+from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of, text_of
+from bigfleet.files.checksums import RefusedContent, check_structure
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.records.refusal import StartRefused
 
-_SCHEMA_VERSION = 1
+#: 2 has checksums.
+_SCHEMA_VERSION = 2
 _APPLICATION_ID = 0x4246434C
 
 
@@ -116,51 +119,67 @@ class SqliteHostBook:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
+        self._database: CheckedDatabase | None = None
 
     def load(self, now_unix_nanos: int) -> tuple[int, dict[str, Entry]]:
         """Open the file and read it. Raises StartRefused naming the file and the finding."""
         try:
+            check_presence(self._path)
             make_file(self._path)
             connection = sqlite3.connect(self._path, isolation_level=None)
             self._connection = connection
+            self._database = CheckedDatabase(connection, self._path, is_power_safe=False)
             connection.execute("PRAGMA synchronous=NORMAL")
-            self._prepare(connection, now_unix_nanos)
+            self._prepare(connection, self._database, now_unix_nanos)
             # Not before the schema: a new file has all of it or no page at all.
             connection.execute("PRAGMA journal_mode=WAL")
             warn_of_loose_modes((self._path,))
             began = connection.execute("SELECT value FROM meta WHERE key = 'began_unix_nanos'").fetchone()[0]
-            rows = connection.execute("SELECT id, entry FROM machines ORDER BY id")
+            rows = connection.execute("SELECT id, entry FROM machines ORDER BY id").fetchall()
+            self._database.settle()
             return int(began), {machine_id: msgspec.json.decode(row, type=Entry) for machine_id, row in rows}
-        except (OSError, sqlite3.Error, msgspec.MsgspecError) as error:
+        except (OSError, sqlite3.Error, RefusedContent, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            if self._connection is not None:
+                close_unchanged(self._connection, self._path)
             self.close()
-            raise StartRefused(f"{self._path}: {error}; move it away to begin a new world") from error
+            remedy = f"restore it from a backup, or move {self._path.name}* away to begin a new world"
+            raise StartRefused(f"{self._path}: {text_of(error)}; {remedy_of(error, remedy)}") from error
 
-    def _prepare(self, connection: sqlite3.Connection, now_unix_nanos: int) -> None:
+    def _prepare(self, connection: sqlite3.Connection, database: CheckedDatabase, now_unix_nanos: int) -> None:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
-        if not has_pages:
-            connection.execute("BEGIN EXCLUSIVE")
-            connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
-            connection.execute("CREATE TABLE machines (id TEXT PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID")
-            connection.execute("INSERT INTO meta VALUES ('began_unix_nanos', ?)", (now_unix_nanos,))
-            connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+        if has_pages and (application != _APPLICATION_ID or version not in (1, _SCHEMA_VERSION)):
+            raise RefusedContent("this is no simulated cloud that this version reads")
+        if version == _SCHEMA_VERSION:
+            database.check()
+            if database.is_moved:
+                with database.transaction():
+                    database.settle_origin()
+            return
+        with database.transaction():
+            if not has_pages:
+                connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
+                connection.execute("CREATE TABLE machines (id TEXT PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID")
+                connection.execute("INSERT INTO meta VALUES ('began_unix_nanos', ?)", (now_unix_nanos,))
+                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
+            check_structure(connection)
             connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-            connection.execute("COMMIT")
-        elif application != _APPLICATION_ID or version != _SCHEMA_VERSION:
-            self.close()
-            raise StartRefused(f"{self._path}: this is no simulated cloud that this version reads; move it away")
+            database.make()
 
     def save(self, entries: Iterable[tuple[str, Entry]]) -> None:
         """Write entries in one transaction."""
         assert self._connection is not None, "the book is open"
+        assert self._database is not None, "the book is open"
         rows = [(machine_id, msgspec.json.encode(entry)) for machine_id, entry in entries]
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)
-        self._connection.execute("COMMIT")
+        with self._database.transaction():
+            self._connection.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)
 
     def close(self) -> None:
         """Close the file."""
+        if self._database is not None:
+            self._database.close()
+            self._database = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None

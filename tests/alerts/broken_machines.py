@@ -5,7 +5,7 @@ from contextlib import suppress
 import grpc
 
 from tests.alerts.faults import Course, Fault, nothing
-from tests.alerts.programs import Fleet
+from tests.alerts.programs import Fleet, Program
 from tests.alerts.prometheus_server import Fired
 from tests.alerts.provider_calls import bind_one, create_all
 
@@ -41,6 +41,12 @@ def demand(fleet: Fleet, name: str, **faults: object) -> None:
     """Break a provider, and ask for machines."""
     fleet[f"{name}-provider"].suffer(**faults)
     fleet.clusters[name].report(ALL)
+
+
+def mend_and_restart(provider: Program, process: Program) -> None:
+    """Mend a provider, and restart the process that remembers what it did."""
+    provider.suffer()
+    process.restart()
 
 
 def fail_all(fleet: Fleet) -> None:
@@ -79,13 +85,13 @@ OF_SHARDS = (
         "the provider refuses every Configure",
         {"BigFleetShardActionsFail": "refusing-shard", "BigFleetShardMachinesHeld": "refusing-shard"},
         lambda fleet: demand(fleet, "refusing", refuses=True),
-        lambda fleet: (fleet["refusing-provider"].suffer(), fleet["refusing-shard"].restart()),
+        lambda fleet: mend_and_restart(fleet["refusing-provider"], fleet["refusing-shard"]),
     ),
     Fault(
         "Configures of the backend never end",
         {"BigFleetShardMachinesStuck": "hanging-shard"},
         lambda fleet: demand(fleet, "hanging", configure_hangs=True),
-        lambda fleet: (fleet["hanging-provider"].suffer(), fleet["hanging-provider"].restart()),
+        lambda fleet: mend_and_restart(fleet["hanging-provider"], fleet["hanging-provider"]),
     ),
     Fault(
         "the provider hangs and the List never ends",
@@ -123,11 +129,7 @@ OF_PROVIDERS = (
         "every Configure of the backend fails",
         {"BigFleetProviderMachinesFailed": "failing-provider", "BigFleetProviderOperationsFail": "failing-provider"},
         fail_all,
-        lambda fleet: (
-            fleet["failing-provider"].kill(),
-            fleet["failing-provider"].wipe(),
-            fleet["failing-provider"].start(),
-        ),
+        lambda fleet: fleet["failing-provider"].start_anew(),
     ),
     Fault(
         "the backend does not answer Creates",

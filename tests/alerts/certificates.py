@@ -14,26 +14,32 @@ from tests.processes import open_channel, run_bigfleet
 
 #: A certificate is good for a day: issued so long ago, it ends in an hour.
 NEARLY_A_DAY = timedelta(hours=23)
+#: The identity of each program that has a certificate.
 HOLDERS = {
     "shard": "bigfleet://shard/s1",
     "provider": "bigfleet://provider/simulated",
     "replica": "bigfleet://admin",
+    "operator": "bigfleet://cluster/c1",
 }
 
 
 def build(fleet: Fleet) -> None:
     """A shard, a provider and a coordinator with certificates, and a shard and a coordinator in plain text."""
-    certs = fleet.folder / "certs"
-    made = run_bigfleet("certs", "dev", str(certs), "--shard", "s1", "--cluster", "c1")
-    assert made.returncode == 0, made.stderr
-    for name in HOLDERS:
-        issue(fleet, name, timedelta())
+    make_certificates(fleet)
     provider = fleet.provider("provider", "simulated", "--calm", "--seed-count", "4", *tls(fleet, "provider"))
     replica = fleet.coordinator("replica", *tls(fleet, "replica"))
     linked = ("--provider-addr", provider.address, "--coordinator-addr", replica.address)
     fleet.shard("shard", "--id", "s1", *linked, *tls(fleet, "shard"))
     fleet.shard("plain-shard")
     fleet.coordinator("plain-replica")
+
+
+def make_certificates(fleet: Fleet) -> None:
+    """Make an authority, and a certificate for each holder."""
+    made = run_bigfleet("certs", "dev", str(fleet.folder / "certs"), "--shard", "s1", "--cluster", "c1")
+    assert made.returncode == 0, made.stderr
+    for name in HOLDERS:
+        issue(fleet, name, timedelta())
 
 
 def tls(fleet: Fleet, name: str) -> tuple[str, ...]:

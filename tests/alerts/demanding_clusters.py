@@ -10,6 +10,7 @@ from tests.processes import run_bigfleet
 SOME = {"cpu": 20}
 #: An alert is about shortfalls of 300 cycles.
 QUICK = ("--cycle-interval", "100ms")
+OF_WEST = ("far", "north", "south")
 CRITICAL, SERVICE = 2_000_000, 2_000
 
 
@@ -24,7 +25,7 @@ def build(fleet: Fleet) -> None:
     fleet.shard("paused")
     for name in ("greedy", "careless", "clumsy", "silent", "doubled"):
         fleet.cluster(name, "east").report(SOME)
-    for name in ("north", "south", "far"):
+    for name in OF_WEST:
         fleet.cluster(name, "west")
 
 
@@ -33,6 +34,18 @@ def open_another_session(fleet: Fleet) -> None:
     former = fleet.clusters["doubled"]
     fleet.cluster("doubled", "east")
     former.close()
+
+
+def lose_most_sessions(fleet: Fleet) -> None:
+    """End the sessions of two clusters of three."""
+    for name in OF_WEST[1:]:
+        fleet.clusters[name].close()
+
+
+def open_all_sessions(fleet: Fleet) -> None:
+    """Open the sessions of all three, also that which a restart ended."""
+    for name in OF_WEST:
+        fleet.clusters[name].reopen()
 
 
 def report_also(fleet: Fleet, name: str, shard: str) -> None:
@@ -118,8 +131,8 @@ DEMANDING_CLUSTERS = Course(
             Fault(
                 "most operators of a shard lose their session",
                 {"BigFleetShardSessionsLost": "west"},
-                lambda fleet: [fleet.clusters[name].close() for name in ("north", "south")],
-                lambda fleet: [fleet.clusters[name].reopen() for name in ("north", "south", "far")],
+                lose_most_sessions,
+                open_all_sessions,
             ),
             Fault(
                 "two processes run with one shard id on two disks",

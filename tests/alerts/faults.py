@@ -45,3 +45,8 @@ class Course:
     def faults(self) -> Iterable[Fault]:
         """All faults of all stages."""
         return (fault for stage in self.stages for fault in stage)
+
+    @property
+    def expected(self) -> set[Fired]:
+        """All alerts that may fire."""
+        return {each for fault in self.faults for each in fault.fired} | self.also

@@ -116,5 +116,11 @@ FULL_DISKS = Course(
             ),
         ),
     ),
-    also=frozenset({Fired("BigFleetCoordinatorDown", "wiped-replica")}),
+    # What starts again is down for as long as a start takes.
+    also=frozenset(
+        {
+            Fired("BigFleetCoordinatorDown", "wiped-replica"),
+            Fired("BigFleetShardReportsUnanswered", "wiped-shard"),
+        }
+    ),
 )

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Final
 
 from tests.alerts.clusters import Cluster
 from tests.alerts.prometheus_server import Prometheus
+from tests.coordinator.stores.etcd_process import Cluster as Etcd
 from tests.e2e.fault_world import LiveProvider
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import bigfleet, free_port
@@ -150,6 +152,7 @@ class Fleet:
         self.programs: dict[str, Program] = {}
         self.clusters: dict[str, Cluster] = {}
         self.providers: dict[str, LiveProvider] = {}
+        self.etcd: Etcd | None = None
 
     def __getitem__(self, name: str) -> Program:
         return self.programs[name]
@@ -177,6 +180,29 @@ class Fleet:
         self.clusters[name] = Cluster(self[shard].address, name, answers=answers, joins=joins)
         return self.clusters[name]
 
+    def kill_etcd(self) -> None:
+        """Kill every member of etcd."""
+        assert self.etcd is not None
+        self.etcd.kill()
+
+    def start_etcd(self) -> None:
+        """End `kill_etcd`."""
+        assert self.etcd is not None
+        self.etcd.start()
+
+    def cluster_program(self, name: str, kind: str, wanted: Mapping[str, object], *flags: str) -> Program:
+        """Run an operator or a pod controller on a simulated API server."""
+        self.set_cluster(name, wanted)
+        module = ("-m", "tests.alerts.simulated_cluster", str(self.folder / f"{name}-cluster"))
+        return self._run(name, kind, *module, kind, "--namespace", "fleet", "--metrics-addr", "{http}", *flags)
+
+    def set_cluster(self, name: str, wanted: Mapping[str, object]) -> None:
+        """Say what there is in the cluster of a program, and what is wrong with it."""
+        folder = self.folder / f"{name}-cluster"
+        folder.mkdir(exist_ok=True)
+        (folder / "draft").write_text(json.dumps(wanted), encoding="utf-8")
+        (folder / "draft").replace(folder / "cluster.json")
+
     def live_provider(self, name: str, slots: int) -> LiveProvider:
         """Serve a provider from a thread of the test, whose answers can be falsified."""
         folder = self.folder / name
@@ -189,6 +215,8 @@ class Fleet:
         """Kill what runs."""
         for served in self.providers.values():
             served.stop()
+        if self.etcd is not None:
+            self.etcd.kill()
         for session in self.clusters.values():
             session.close()
         for each in self.programs.values():

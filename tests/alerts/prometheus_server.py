@@ -87,6 +87,10 @@ class Prometheus:
         """Return the value of an expression by instance."""
         return {each["metric"].get("instance", ""): float(each["value"][1]) for each in self._query(expression)}
 
+    def missed(self) -> set[str]:
+        """Return the instances that did not answer a scrape in time at some moment, as a killed or starved process."""
+        return {each["metric"]["instance"] for each in self._query("min_over_time(up[1h]) == 0")}
+
     def is_serving(self) -> bool:
         """Say whether it answers."""
         try:

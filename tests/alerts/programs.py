@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from tests.alerts.clusters import Cluster
 from tests.alerts.prometheus_server import Prometheus
@@ -27,8 +27,13 @@ CYCLE, REPORT, INVENTORY = "170ms", "500ms", "1s"
 class Program:
     """One process, or none while it is dead; it keeps its addresses and its files over restarts."""
 
-    def __init__(self, server: Prometheus, folder: Path, name: str, job: str, *command: str) -> None:
-        """`{addr}`, `{http}` and `{dir}` are replaced in the command: one of bigfleet, or `-m` and a module."""
+    def __init__(
+        self, server: Prometheus, folder: Path, name: str, job: str, *command: str, is_deployed: bool = False
+    ) -> None:
+        """`{addr}`, `{http}` and `{dir}` are replaced in the command: one of bigfleet, or `-m` and a module.
+
+        One that `is_deployed` is started again when it ends by itself, as by a Deployment of Kubernetes.
+        """
         self.name, self.job = name, job
         self.folder = folder / name
         self.folder.mkdir()
@@ -36,6 +41,7 @@ class Program:
         self.address, self.http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self._server = server
         self._command = command
+        self._is_deployed = is_deployed
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
         self.scrape()
@@ -55,13 +61,13 @@ class Program:
         program = [sys.executable, "-m", *words[1:]] if words[0] == "-m" else bigfleet(*words)
         # Through a pipe, as to a service manager: it goes on when there is no room for the process.
         self._process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        threading.Thread(target=_copy, args=(self._process.stdout, self.log), daemon=True).start()
+        threading.Thread(target=self._follow, args=(self._process,), daemon=True).start()
 
     def kill(self) -> None:
         """End it without a warning."""
-        self.process.kill()
-        self.process.wait(PATIENCE_SECONDS)
-        self._process = None
+        process, self._process = self.process, None
+        process.kill()
+        process.wait(PATIENCE_SECONDS)
 
     def restart(self, *more: str) -> None:
         """Kill it and start it again."""
@@ -134,10 +140,15 @@ class Program:
                 path.unlink()
         self.start()
 
-
-def _copy(output: IO[bytes], log: Path) -> None:
-    with log.open("ab", buffering=0) as file:
-        file.writelines(output)
+    def _follow(self, process: "subprocess.Popen[bytes]") -> None:
+        """Copy what a process writes to the log until it ends."""
+        assert process.stdout is not None
+        with self.log.open("ab", buffering=0) as file:
+            file.writelines(process.stdout)
+        process.wait(PATIENCE_SECONDS)
+        if self._is_deployed and self._process is process:
+            self._process = None
+            self.start()
 
 
 LISTEN: Final = ("--listen", "{addr}", "--metrics-addr", "{http}")
@@ -194,7 +205,8 @@ class Fleet:
         """Run an operator or a pod controller on a simulated API server."""
         self.set_cluster(name, wanted)
         module = ("-m", "tests.alerts.simulated_cluster", str(self.folder / f"{name}-cluster"))
-        return self._run(name, kind, *module, kind, "--namespace", "fleet", "--metrics-addr", "{http}", *flags)
+        common = ("--namespace", "fleet", "--metrics-addr", "{http}")
+        return self._run(name, kind, *module, kind, *common, *flags, is_deployed=True)
 
     def set_cluster(self, name: str, wanted: Mapping[str, object]) -> None:
         """Say what there is in the cluster of a program, and what is wrong with it."""
@@ -222,6 +234,6 @@ class Fleet:
         for each in self.programs.values():
             each.close()
 
-    def _run(self, name: str, job: str, *command: str) -> Program:
-        self.programs[name] = Program(self.server, self.folder, name, job, *command)
+    def _run(self, name: str, job: str, *command: str, is_deployed: bool = False) -> Program:
+        self.programs[name] = Program(self.server, self.folder, name, job, *command, is_deployed=is_deployed)
         return self.programs[name]

@@ -8,8 +8,6 @@ from tests.patience import wait_until
 from tests.processes import run_bigfleet
 
 SOME = {"cpu": 20}
-#: An alert is about shortfalls of 300 cycles.
-QUICK = ("--cycle-interval", "100ms")
 OF_WEST = ("far", "north", "south")
 CRITICAL, SERVICE = 2_000_000, 2_000
 
@@ -20,8 +18,8 @@ def build(fleet: Fleet) -> None:
     to_replica = ("--coordinator-addr", replica.address)
     for name in ("east", "west", "twin"):
         provider = fleet.provider(f"{name}-provider", "breakable")
-        flags = ("--cluster-silence-alert", "2s", *(QUICK if name == "east" else ()))
-        fleet.shard(name, "--id", name, "--provider-addr", provider.address, *to_replica, *flags)
+        silent = ("--cluster-silence-alert", "2s")
+        fleet.shard(name, "--id", name, "--provider-addr", provider.address, *to_replica, *silent)
     fleet.shard("paused")
     for name in ("greedy", "careless", "clumsy", "silent", "doubled"):
         fleet.cluster(name, "east").report(SOME)
@@ -173,6 +171,8 @@ DEMANDING_CLUSTERS = Course(
             # `twin` and `surplus` are removed, as their faults are mended.
             Fired("BigFleetShardsFewer", "shard"),
             Fired("BigFleetShardReportsUnanswered", "twin"),
+            # The only session of `newer` ends as its cluster goes to `twin`.
+            Fired("BigFleetShardSessionsLost", "newer"),
         }
     ),
 )

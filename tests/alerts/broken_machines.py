@@ -130,6 +130,7 @@ OF_PROVIDERS = (
         {"BigFleetProviderMachinesFailed": "failing-provider", "BigFleetProviderOperationsFail": "failing-provider"},
         fail_all,
         lambda fleet: fleet["failing-provider"].start_anew(),
+        again=lambda fleet: bind_one(fleet["failing-provider"].address, "c1"),
     ),
     Fault(
         "the backend does not answer Creates",

@@ -60,7 +60,8 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 
-# One worker more than cores, because these tests wait for processes most of the time.
+# One worker more than cores, because these tests wait for processes most of the time. Without Prometheus the tests of its
+# alerts are skipped, unless BIGFLEET_REQUIRE_PROMETHEUS=1.
 test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 1000
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
 	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)

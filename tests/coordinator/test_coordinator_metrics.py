@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.coordinator.delivery import State
 from bigfleet.coordinator.metrics import KINDS, CoordinatorMetrics
 from bigfleet.coordinator.transfers import Skip, Tier
@@ -29,6 +30,7 @@ def test_every_name_of_the_spec_is_exported_and_no_other() -> None:
     registry = CollectorRegistry()
     CoordinatorMetrics(registry)
     Gate(registry, "bigfleet_coordinator", services=(coordinator_server.SERVICE_NAME,))
+    StateWatch(lambda: "", registry, "bigfleet_coordinator")
     text = generate_latest(registry).decode()
     kept = {name for name in re.findall(r"# TYPE bigfleet_coordinator_(\S+)", text) if not name.endswith("_created")}
 

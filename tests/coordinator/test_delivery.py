@@ -99,6 +99,8 @@ def test_what_follows_from_state_is_never_given_up(payload: Payload) -> None:
 
     assert (only(ledger).state, only(ledger).is_surfaced) == (State.PENDING, True)
     assert only(ledger).next_delivery_seconds - now_seconds == 10 * CYCLE_SECONDS
+    done = answered(ledger.delivered(ledger.due(EAST, 1e6)), InstructionOutcome.ACCEPTED, 1e6)
+    assert (only(done).state, only(done).is_surfaced) == (State.DONE, False)
     # Nor does it ever expire.
     assert only(ledger.at(1e9)).state is State.PENDING
 

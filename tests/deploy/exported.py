@@ -6,9 +6,11 @@ from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from bigfleet.cli.pod_controller.process import PodControllerMetrics
+from bigfleet.cli.runtime.state_watch import StateWatch
+from bigfleet.cli.runtime.system import process_registry
 from bigfleet.coordinator.metrics import CoordinatorMetrics
 from bigfleet.engine.shortfalls import PRIORITY_CLASSES
 from bigfleet.model.compute import compute_inline
@@ -32,8 +34,8 @@ OF_PROMETHEUS: Mapping[str, frozenset[str]] = {"up": OF_TARGETS}
 def registries() -> Mapping[str, CollectorRegistry]:
     """Return what each program can export, by the prefix of its series, as its process registers it."""
     world = World()
-    shard, provider, operator, pods = world.registry, CollectorRegistry(), CollectorRegistry(), CollectorRegistry()
-    coordinator = CollectorRegistry()
+    shard = world.registry
+    coordinator, provider, operator, pods = (process_registry() for _ in range(4))
     for outcome in ActionOutcome:
         world.shard.metrics.outcomes.labels("Bootstrap", outcome.value)
     for reason, priority in product(UNMET_REASONS, PRIORITY_CLASSES):
@@ -49,8 +51,8 @@ def registries() -> Mapping[str, CollectorRegistry]:
         (coordinator, "bigfleet_coordinator"),
         (provider, "bigfleet_provider"),
     ):
-        ProcessCollector(registry=registry)
         Gate(registry, prefix)
+        StateWatch(lambda: "", registry, prefix)
         export_expiry(certificate, registry, prefix)
     export_expiry(certificate, operator, "bigfleet_operator")
     return {

@@ -10,8 +10,8 @@ from bigfleet.provider.metrics import PREFIX, ProviderMetrics
 from tests.provider.harness import SLOT, fake_core, settle, token
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "provider.md"
-#: Declared where certificates are, in bigfleet.rpc.
-IN_OTHER_PLACES = {"certificate_expires_timestamp_seconds", "identity_rejected_total"}
+#: Declared where certificates and state files are.
+IN_OTHER_PLACES = {"certificate_expires_timestamp_seconds", "identity_rejected_total", "state_file_lost"}
 
 
 def named_in_the_specification() -> set[str]:

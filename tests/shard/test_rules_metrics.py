@@ -16,9 +16,9 @@ pytestmark = pytest.mark.virtual_time
 S = MachineState
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "shard.md"
 PREFIX = "bigfleet_shard_"
-#: Series of the server that a shard is reached through; tests/rpc/security/test_identity.py and tests/e2e/test_tls.py
-#: see them.
-OF_THE_SERVER = {"identity_rejected_total", "certificate_expires_timestamp_seconds"}
+#: Series of the process around a shard; tests/rpc/security/test_identity.py, tests/e2e/test_tls.py and
+#: tests/e2e/test_lost_state_files.py see them.
+OF_THE_PROCESS = {"identity_rejected_total", "certificate_expires_timestamp_seconds", "state_file_lost"}
 #: Buckets by letter: the first in seconds, and how often it is doubled.
 BUCKETS = {"A": (0.001, 13), "B": (0.01, 15), "C": (0.01, 19)}
 
@@ -48,7 +48,7 @@ def exported(registry: CollectorRegistry) -> dict[str, Metric]:
 async def test_names_and_kinds_are_those_of_the_page() -> None:
     """All that is built and nothing beside."""
     families = exported(World().registry)
-    wanted = {name: kind for name, kind in specified().items() if name not in OF_THE_SERVER}
+    wanted = {name: kind for name, kind in specified().items() if name not in OF_THE_PROCESS}
 
     assert set(families) == set(wanted)
     kinds = {name: kind.replace("hist", "histogram").split()[0] for name, kind in wanted.items()}

@@ -1,11 +1,16 @@
 """Defines the provider's metrics, each once (docs/spec/provider.md §18).
 
-No label may carry a machine, cluster or shard id.
+No label may carry a machine, cluster or shard id. What alerts ask for the increase of is exported from the start, at 0:
+the first event of a series that begins with it is no increase.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from bigfleet.provider.records.kinds import Kind
+
 PREFIX = "bigfleet_provider"
+#: How a call of the backend ends.
+BACKEND_OUTCOMES = ("ok", "transient", "final", "timeout", "late")
 _RPC_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _WORK_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0)
 _COMMIT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -68,3 +73,12 @@ class ProviderMetrics:
         self.recoveries = counter("recoveries_total", "Ways out of FAILED taken.", "by", "result")
         self.insecure = gauge("insecure", "1 when plain text is served beyond this machine, or an admin may certify.")
         self.build_info = gauge("build_info", "Always 1.", "version")
+        self._export_zeros()
+
+    def _export_zeros(self) -> None:
+        for kind in Kind:
+            self.fence_rejections.labels(kind.method)
+            for outcome in BACKEND_OUTCOMES:
+                self.backend_calls.labels(kind.value, outcome)
+            for compensated in ("yes", "no"):
+                self.late_results.labels(kind.value, compensated)

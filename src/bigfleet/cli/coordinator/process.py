@@ -10,13 +10,20 @@ from dataclasses import dataclass
 
 import structlog
 from grpc import aio
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.state_watch import StateWatch
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, ended_by_signals, serve_http, stop_on_signals
+from bigfleet.cli.runtime.system import (
+    NOT_READY,
+    SystemClock,
+    ended_by_signals,
+    process_registry,
+    serve_http,
+    stop_on_signals,
+)
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.coordinator.metrics import CoordinatorMetrics, Figures
 from bigfleet.coordinator.replica import Export, Replica
@@ -60,9 +67,7 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
     interpreter.settle()
-    registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
+    registry = process_registry()
     async with AsyncExitStack() as stack:
         replica: Replica | None = None
 

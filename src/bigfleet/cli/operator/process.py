@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import structlog
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from bigfleet.cli.operator.place import OperatorPlace
 from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, UsageFault, one_line, root_cause
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster, find_endpoint
-from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
+from bigfleet.cli.runtime.system import SystemClock, process_registry, serve_http, stop_on_signals, system_rng
 from bigfleet.model.clock import Clock
 from bigfleet.operator.agent import AgentSettings, BootstrapAnswerer, KubernetesAgent
 from bigfleet.operator.bootstrap.renderer import SubprocessRenderer, TemplateFault
@@ -84,9 +83,7 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
     clock = SystemClock()
     interpreter.settle()
     stop = stop_on_signals()
-    registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
+    registry = process_registry()
     endpoint = find_endpoint(place.kubeconfig, clock, environment)
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, one_line, root_cause
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster
-from bigfleet.cli.runtime.system import SystemClock, serve_http, stop_on_signals, system_rng
+from bigfleet.cli.runtime.system import SystemClock, process_registry, serve_http, stop_on_signals, system_rng
 from bigfleet.operator.kubernetes.access import RightsMonitor
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.events import EventRecorder, EventSeverity, reference_to
@@ -156,9 +156,7 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
     """Run until a signal stops it; return the exit code. Raises RunFault when it cannot start or fails."""
     interpreter.settle()
     stop = stop_on_signals()
-    registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
+    registry = process_registry()
     async with connect_cluster(
         place.endpoint,
         clock=SystemClock(),

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 import bigfleet
 from bigfleet.cli.provider.admin_server import serve_admin
@@ -28,6 +27,7 @@ from bigfleet.cli.runtime.system import (
     SystemClock,
     SystemIds,
     ended_by_signals,
+    process_registry,
     serve_http,
     stop_on_signals,
     system_rng,
@@ -131,7 +131,7 @@ async def serve_substrate(
     place: ProviderPlace, options: CoreOptions, substrate: Substrate, store: SqliteProviderStore | MemoryStore
 ) -> int:
     """Serve a substrate until a signal, and return the exit code. Raises RunFault."""
-    registry = CollectorRegistry()
+    registry = process_registry()
     substrate.export(registry)
     metrics = ProviderMetrics(registry)
     metrics.build_info.labels(bigfleet.installed_version()).set(1)

@@ -17,7 +17,13 @@ from typing import Any
 
 import structlog
 import uvicorn
-from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -167,6 +173,14 @@ async def serving(config: uvicorn.Config, listening: socket.socket) -> AsyncIter
         server.should_exit = True
         await task
         listening.close()
+
+
+def process_registry() -> CollectorRegistry:
+    """Return a registry with what every process exports of itself; alerts compare `process_start_time_seconds`."""
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    return registry
 
 
 def http_application(registry: CollectorRegistry, readiness: Callable[[], str]) -> Starlette:

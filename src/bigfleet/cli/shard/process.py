@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 from grpc import aio
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry
 
 from bigfleet.cli.flags.values import address_text
 from bigfleet.cli.replay.recorder import open_recorder
@@ -23,7 +23,15 @@ from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.runtime.state_watch import StateWatch
-from bigfleet.cli.runtime.system import NOT_READY, SystemClock, SystemIds, ended_by_signals, serve_http, stop_on_signals
+from bigfleet.cli.runtime.system import (
+    NOT_READY,
+    SystemClock,
+    SystemIds,
+    ended_by_signals,
+    process_registry,
+    serve_http,
+    stop_on_signals,
+)
 from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
@@ -62,9 +70,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
     """
     clock = SystemClock()
     interpreter.settle()
-    registry = CollectorRegistry()
-    for collector in (ProcessCollector, PlatformCollector, GCCollector):
-        collector(registry=registry)
+    registry = process_registry()
     async with AsyncExitStack() as stack:
         stack.enter_context(ended_by_signals(lambda: _log.info("shard.stopped", shard=place.shard_id, during="start")))
         state_file = _open_state(place, clock, stack)

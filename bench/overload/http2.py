@@ -134,7 +134,7 @@ class Call(asyncio.Protocol):
         self.received_bytes = 0
         #: Whether the server has answered the call, with headers at least.
         self.is_answered = False
-        self.has_ended = False
+        self.has_ended = self._is_closed = False
         #: Of the trailers; empty when the connection was cut without any.
         self.status = ""
         self.details = ""
@@ -182,13 +182,14 @@ class Call(asyncio.Protocol):
 
     def close(self) -> None:
         """Cut the connection without a word."""
+        self._is_closed = True
         if self._transport is not None:
             self._transport.abort()
 
     @property
     def is_open(self) -> bool:
         """Say whether the call goes on."""
-        return self._transport is not None and not self.has_ended
+        return self._transport is not None and not self.has_ended and not self._is_closed
 
     @property
     def waiting_bytes(self) -> int:

@@ -1,14 +1,17 @@
 """Sessions without a first frame make room for others, the oldest of those with the most first (wire.md §2)."""
 
 import asyncio
+import re
 from collections.abc import Callable
 
 import grpc
 import pytest
 
+from bigfleet.rpc.servers import malformed_frames
 from bigfleet.rpc.servers import session as session_server
 from bigfleet.rpc.servers.first_frames import Crowded, FirstFrames
-from bigfleet.rpc.wire.gen import capacity_pb2
+from bigfleet.rpc.servers.malformed_frames import MalformedFrames
+from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2
 from tests.patience import wait_until_async
 from tests.rpc.live_shard import live_shard
 
@@ -114,3 +117,39 @@ async def test_a_session_over_its_rate_of_bytes_is_read_later(monkeypatch: pytes
         while (await peer.hear_ack("rollup")).rollup_timestamp_unix_nanos != 2:
             pass
         assert live.world.metric("shed_total", limit="session_bytes") >= 1
+
+
+@pytest.mark.rule("shard 4.4/6")
+async def test_a_peer_that_sends_no_messages_gets_no_session_for_a_minute() -> None:
+    """After three such frames; it is sent when to come again, and other clusters get theirs."""
+    async with live_shard() as live:
+        for _ in range(3):
+            peer = await live.connect("broken")
+            await peer.say_bytes(b"\xff\xff")
+            assert (await peer.end())[0] is grpc.StatusCode.INVALID_ARGUMENT
+        refused = live.dial()
+        await refused.try_to_say(hello=shard_pb2.Hello(cluster_id="broken"))
+        code, text = await refused.end()
+        assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert re.fullmatch(r"3 frames could not be read in 60 s; .* come again in \d+ s", text)
+        assert live.world.metric("shed_total", limit="malformed_frames") == 1
+        await live.connect("honest")
+
+
+@pytest.mark.rule("shard 4.4/6")
+def test_a_minute_later_the_peer_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count begins anew; peers are bounded."""
+    frames = MalformedFrames()
+    for second in (0.0, 10.0, 20.0):
+        assert frames.wait_seconds("a", second) == 0
+        frames.add("a", second)
+    assert frames.wait_seconds("a", 20.0) == 40.0
+    assert frames.wait_seconds("b", 20.0) == 0
+    assert frames.wait_seconds("a", 60.0) == 0
+    frames.add("a", 60.0)
+    assert frames.wait_seconds("a", 61.0) == 0
+    monkeypatch.setattr(malformed_frames, "PEERS_MAX", 3)
+    for number in range(10):
+        frames.add(f"c{number}", 61.0)
+    frames.add("", 61.0)
+    assert len(frames._peers) == 3

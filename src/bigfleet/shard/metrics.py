@@ -37,9 +37,9 @@ DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
 #: What a roll-up is counted as that a newer one of its session replaced unread.
 SUPERSEDED = "superseded"
 #: Limits under which something is shed: roll-ups that wait because their cluster reported too many rows, or because
-#: others are read first; pauses in reading a session; sessions ended before their first frame; sessions of one cluster
-#: more than a shard remembers.
-SHED_LIMITS = ("rollup_rows", "reading_turn", "session_bytes", "first_frames", "clusters")
+#: others are read first; pauses in reading a session; sessions ended before their first frame; sessions of a peer whose
+#: frames could not be read; sessions of one cluster more than a shard remembers.
+SHED_LIMITS = ("rollup_rows", "reading_turn", "session_bytes", "first_frames", "malformed_frames", "clusters")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
 #: Settings of the cluster policy that limit demand.

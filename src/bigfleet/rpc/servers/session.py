@@ -25,6 +25,7 @@ from bigfleet.model.ids import identifier_fault
 from bigfleet.rpc.aborted_calls import release_frames
 from bigfleet.rpc.security.identity import SESSION, Denied, Gate
 from bigfleet.rpc.servers.first_frames import Crowded, FirstFrames
+from bigfleet.rpc.servers.malformed_frames import MALFORMED_FRAMES_MAX, MALFORMED_SECONDS, MalformedFrames
 from bigfleet.rpc.wire.convert_session import (
     ReceivedOperatorFrame,
     ReceivedRollUp,
@@ -79,6 +80,7 @@ class SessionServicer:
         self._gate = gate or Gate()
         self._hello_bytes_max = hello_bytes_max
         self._first_frames = FirstFrames()
+        self._malformed = MalformedFrames()
 
     async def Session(self, _frames: object, context: _Context) -> None:
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
@@ -92,7 +94,11 @@ class SessionServicer:
         identity = await self._admit(context)
         sessions = self._shard.sessions
         if not sessions.is_stopping:
+            # With a certificate the peer is known before anything of it is read, in plain text by its Hello.
+            await self._check_readable(context, identity)
             hello = await self._hello(context, identity)
+            peer = identity or hello.cluster_id
+            await self._check_readable(context, peer)
             # On its own: with a first write that is cancelled, gRPC would send it twice and the status never.
             await context.send_initial_metadata(())
         if sessions.is_stopping:
@@ -115,6 +121,8 @@ class SessionServicer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if reason is CloseReason.MALFORMED:
+            self._malformed.add(peer, asyncio.get_running_loop().time())
         code, text = _STATUS[reason]
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
@@ -135,6 +143,15 @@ class SessionServicer:
         self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
 
+    async def _check_readable(self, context: _Context, peer: str) -> None:
+        """Return unless too many frames of the peer could not be read lately."""
+        wait_seconds = self._malformed.wait_seconds(peer, asyncio.get_running_loop().time())
+        if wait_seconds:
+            self._shard.metrics.shed.labels("malformed_frames").inc()
+            limit = f"{MALFORMED_FRAMES_MAX} frames could not be read in {MALFORMED_SECONDS:.0f} s"
+            text = f"{limit}; mend the operator, and come again in {wait_seconds:.0f} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
     async def _hello(self, context: _Context, identity: str) -> Hello:
         try:
             async with self._first_frames.waiting(identity, HELLO_TIMEOUT_SECONDS):
@@ -149,6 +166,7 @@ class SessionServicer:
         # The bytes are not kept for as long as the status takes.
         del content
         if frame is None:
+            self._malformed.add(identity, asyncio.get_running_loop().time())
             await context.abort(code, fault)
             raise AssertionError("abort always raises")
         try:

@@ -232,9 +232,14 @@ def wait_until_ready(port: int, log: Path) -> None:
 
 @contextmanager
 def shard_command(
-    port: int, metrics_port: int, provider_port: int, folder: Path, flags: Sequence[str]
+    port: int,
+    metrics_port: int,
+    provider_port: int,
+    folder: Path,
+    flags: Sequence[str],
+    module: str = "bigfleet.cli.main",
 ) -> "Iterator[subprocess.Popen[Any]]":
-    """Run the real `bigfleet shard` while the context lasts."""
+    """Run the real `bigfleet shard` while the context lasts; `module` may be one that breaks it on purpose."""
     arguments = [
         *("--provider-addr", f"127.0.0.1:{provider_port}"),
         *("--listen", f"127.0.0.1:{port}"),
@@ -244,9 +249,7 @@ def shard_command(
         *flags,
     ]
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bigfleet.cli.main", "shard", *arguments], stdout=log, stderr=log
-        )
+        process = subprocess.Popen([sys.executable, "-m", module, "shard", *arguments], stdout=log, stderr=log)
     try:
         yield process
     finally:

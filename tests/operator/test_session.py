@@ -249,6 +249,20 @@ async def test_a_frame_of_an_unknown_kind_is_skipped(bench: Bench) -> None:
     assert len(bench.shard.streams) == 1
 
 
+async def test_a_roll_up_that_waits_at_the_shard_is_logged_once(bench: Bench) -> None:
+    """Its demand is neither acknowledged nor rejected: the shard reads the newest roll-up later."""
+    stream = await bench.shard.stream()
+    deferred = Acknowledgement(echo=frames.ECHO_ROLLUP_DEFERRED, error="over the limit")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            stream.say(deferred)
+        await settle()
+
+    (line,) = [line for line in logs if line["event"] == "session.rollup_deferred"]
+    assert (line["log_level"], line["reason"]) == ("warning", "over the limit")
+    assert deferred not in bench.agent.heard
+
+
 async def test_node_statuses_follow_every_resync(bench: Bench) -> None:
     status = NodeStatus(machine_id="m", node_name="n", ready=True, observed_unix_nanos=1)
     bench.agent.statuses = [status]

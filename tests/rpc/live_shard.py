@@ -23,8 +23,16 @@ from tests.shard.world import World
 class LiveShard:
     """A world whose shard listens, and channels to it."""
 
-    def __init__(self, world: World, server: GrpcServer, channel: aio.Channel, port: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        server: GrpcServer,
+        channel: aio.Channel,
+        port: int,
+        sessions: session_server.SessionServicer,
+    ) -> None:
         self.world = world
+        self.sessions = sessions
         self.port = port
         self.shard = world.shard
         self.server = server
@@ -49,9 +57,10 @@ class LiveShard:
 async def live_shard(world: World | None = None) -> AsyncIterator[LiveShard]:
     """Serve the world's shard while the context lasts."""
     world = world or World()
+    sessions = session_server.SessionServicer(world.shard)
 
     def register(server: aio.Server) -> None:
-        session_server.add_to_server(session_server.SessionServicer(world.shard), server)
+        session_server.add_to_server(sessions, server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(world.shard, LoopClock()), server)
         shardadmin_server.add_to_server(shardadmin_server.ShardAdminServicer(world.shard), server)
 
@@ -60,7 +69,7 @@ async def live_shard(world: World | None = None) -> AsyncIterator[LiveShard]:
     port = await server.start("127.0.0.1", 0)
     try:
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield LiveShard(world, server, channel, port)
+            yield LiveShard(world, server, channel, port, sessions)
     finally:
         world.shard.stop_sessions()
         await server.stop(0)

@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.json_format import ParseDict
+from grpc import aio
 from structlog.testing import capture_logs
 
-from bigfleet.model.frames import NodeStateUpdate, ReclaimInstruction
+from bigfleet.model.frames import Hello, NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import HostRef
 from bigfleet.model.states import MachineState
@@ -22,6 +23,7 @@ from bigfleet.rpc.wire.convert_need import needs_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2, shardread_pb2
 from bigfleet.shard.ports import ShardSettings
 from bigfleet.shard.sessions import known_clusters
+from bigfleet.shard.sessions.outbox import CloseReason
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import CROSSED, LiveShard, Peer, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -559,3 +561,27 @@ async def test_clusters_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (code, "retire those that are gone" in text) == (Code.RESOURCE_EXHAUSTED, True)
         assert len(live.shard.intake.table.clusters) == 5
         await live.connect("x0")
+
+
+class ConnectionCut(aio.InternalError):
+    """As gRPC's own, which it does not export."""
+
+
+class CutStream:
+    """A stream whose connection is cut while a frame is written."""
+
+    async def write(self, _frame: object) -> None:
+        """Raise what gRPC raises then."""
+        raise ConnectionCut
+
+
+async def test_a_peer_that_is_gone_during_a_write_is_no_error() -> None:
+    """The session ends as any other; a storm of reconnects would log thousands of tracebacks."""
+    world = World()
+    session = world.shard.sessions.open(Hello(cluster_id="c1"))
+    stream: Any = CutStream()
+    with capture_logs() as logs:
+        await session_server._Stream(world.shard, session, stream).write()
+
+    assert session.outbox.closed is CloseReason.GONE
+    assert [line["event"] for line in logs] == ["session.closed"]

@@ -25,6 +25,7 @@ ECHO_HELLO = "hello"
 ECHO_ROLLUP = "rollup"
 ECHO_RESYNC = "resync"
 ECHO_ROLLUP_REJECTED = "rollup_rejected"
+ECHO_ROLLUP_DEFERRED = "rollup_deferred"
 
 
 class MalformedMessage(ValueError):
@@ -165,7 +166,7 @@ class Acknowledgement:
     rollup_timestamp_unix_nanos: int = 0
     #: Received and quarantined: not in force.
     held: bool = False
-    #: With `rollup_rejected`: the first fault with row and field.
+    #: With `rollup_rejected`: the first fault with row and field; with `rollup_deferred`: the limit and the wait.
     error: str = ""
     #: With `hello`: what the shard can do.
     capabilities: frozenset[str] = frozenset()

@@ -77,6 +77,8 @@ class SessionClient:
         self._opened_seconds: float | None = None
         #: Machines named since the session opened; a resync ack says that these are all.
         self._machines_named: set[str] = set()
+        #: Whether it was logged in this session that a roll-up waits at the shard.
+        self._has_logged_deferral = False
         self._bootstraps_waiting = 0
         self._bootstrap_slots = asyncio.Semaphore(BOOTSTRAPS_AT_ONCE_MAX)
         self.replaced_total = 0
@@ -208,6 +210,7 @@ class SessionClient:
         self._shard_capabilities = frame.capabilities
         self._opened_seconds = self._clock.monotonic_seconds()
         self._machines_named = set()
+        self._has_logged_deferral = False
         log.info("session.opened", cluster=self._cluster, shard_capabilities=sorted(frame.capabilities))
         self._agent.session_opened(frame.capabilities)
         if frames.CAPABILITY_DRAIN_RESULT in frame.capabilities:
@@ -264,6 +267,14 @@ class SessionClient:
     def _take_ack(self, ack: frames.Acknowledgement) -> None:
         if ack.echo in (frames.ECHO_ROLLUP, frames.ECHO_ROLLUP_REJECTED):
             self._agent.acknowledged(ack)
+        elif ack.echo == frames.ECHO_ROLLUP_DEFERRED and not self._has_logged_deferral:
+            self._has_logged_deferral = True
+            log.warning(
+                "session.rollup_deferred",
+                cluster=self._cluster,
+                reason=ack.error,
+                advice="the cluster's demand is large and changes often; the shard reads the newest roll-up later",
+            )
         elif ack.echo == frames.ECHO_RESYNC:
             for drain in self._drains.forget_all_but(self._machines_named):
                 self._agent.drain_ended(drain, withdrawn=False)

@@ -34,6 +34,12 @@ _BUCKETS_A = tuple(0.001 * 2**n for n in range(14))
 _BUCKETS_B = tuple(0.01 * 2**n for n in range(16))
 #: Why a frame of an operator was dropped: of a kind unknown here, or about a machine that is not its cluster's.
 DROPPED_FRAME_KINDS = ("unknown", "drain_result", "node_status")
+#: What a roll-up is counted as that a newer one of its session replaced unread.
+SUPERSEDED = "superseded"
+#: Limits under which something is shed: roll-ups that wait because their cluster reported too many rows, or because
+#: others are read first; pauses in reading a session; sessions ended before their first frame; sessions of a peer whose
+#: frames could not be read; sessions of one cluster more than a shard remembers.
+SHED_LIMITS = ("rollup_rows", "reading_turn", "session_bytes", "first_frames", "malformed_frames", "clusters")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
 #: Settings of the cluster policy that limit demand.
@@ -103,6 +109,9 @@ class ShardMetrics:
         self.retired_cluster_machines = gauge("retired_cluster_machines", "Machines of retired clusters that are left")
         self.rollups = counter("rollups_total", "Roll-ups received", ["result"])
         self.rollups_rejected = counter("rollups_rejected_total", "Roll-ups refused as malformed", ["cluster"])
+        self.shed = counter(
+            "shed_total", "Roll-ups, frames and sessions that waited or were refused under a limit", ["limit"]
+        )
         self.rollup_quarantined = gauge("rollup_quarantined", "1 while the cluster's roll-up is held", ["cluster"])
         self.active_sessions = gauge("active_sessions", "Connected operators")
         self.session_lifecycle = counter("session_lifecycle_total", "Sessions that came and went", ["event"])
@@ -213,8 +222,8 @@ class ShardMetrics:
             self.demand_machines.labels(bucket_label(ordinal))
         for age in AGE_CLASSES:
             self.shortfalls_aged.labels(age)
-        for result in RollUpOutcome:
-            self.rollups.labels(result.value)
+        for result in (*(outcome.value for outcome in RollUpOutcome), SUPERSEDED):
+            self.rollups.labels(result)
         for ended in DrainOutcome:
             self.drain_results.labels(ended.name.lower())
         for fault in InvariantFault:
@@ -223,6 +232,8 @@ class ShardMetrics:
             self.session_lifecycle.labels(event)
         for frame_kind in DROPPED_FRAME_KINDS:
             self.session_frames_dropped.labels(frame_kind)
+        for shed_limit in SHED_LIMITS:
+            self.shed.labels(shed_limit)
         for waited_for in ("blob", "drain"):
             self.waiting.labels(waited_for)
 

@@ -131,6 +131,33 @@ def test_our_operators_repeats_are_not_parsed(sent: RollUp, timestamp_unix_nanos
     assert (repeated.cluster_id, repeated.timestamp_unix_nanos) == (sent.cluster_id, timestamp_unix_nanos)
 
 
+@settings(max_examples=50, deadline=None)
+@given(rollups(), st.integers(0, 2**63 - 1))
+def test_a_roll_up_whose_head_alone_was_read_is_the_same(sent: RollUp, timestamp_unix_nanos: int) -> None:
+    """Its rows, digest and number of rows are those of the parsed one; they are parsed when somebody asks."""
+    assume(sent.cluster_id)
+    sent = replace(sent, timestamp_unix_nanos=timestamp_unix_nanos)
+    content = frame_of(sent)
+    unread, parsed = operator_frame_from_bytes(content, None, parses_rollups=False), ReceivedRollUp.unread(content)
+    reference = operator_frame_from_bytes(content, None)
+    assert isinstance(reference, ReceivedRollUp)
+    for each in (unread, parsed):
+        assert isinstance(each, ReceivedRollUp)
+        assert (each.cluster_id, each.timestamp_unix_nanos) == (sent.cluster_id, sent.timestamp_unix_nanos)
+        assert not each.has_digest
+        assert (each.digest, each.rows) == (reference.digest, reference.rows)
+
+
+def test_a_roll_up_behind_whose_head_is_no_message_is_malformed_once_it_is_read() -> None:
+    inner = b"\x0a\x04blue" + b"\x10\x09" + b"\xff\xff"
+    unread = ReceivedRollUp.unread(b"\x12" + varint(len(inner)) + inner)
+
+    assert unread is not None
+    assert unread.cluster_id == "blue"
+    with pytest.raises(MalformedMessage, match="rollup"):
+        _ = unread.rows
+
+
 def test_another_order_of_fields_is_parsed_and_known() -> None:
     """An operator in another language may write maps in any order: it costs a parse, and counts as unchanged."""
     message = capacity_pb2.ClusterCapacityNeeds(

@@ -24,6 +24,8 @@ from bigfleet.model.frames import (
 from bigfleet.model.ids import identifier_fault
 from bigfleet.rpc.aborted_calls import release_frames
 from bigfleet.rpc.security.identity import SESSION, Denied, Gate
+from bigfleet.rpc.servers.first_frames import Crowded, FirstFrames
+from bigfleet.rpc.servers.malformed_frames import MALFORMED_FRAMES_MAX, MALFORMED_SECONDS, MalformedFrames
 from bigfleet.rpc.wire.convert_session import (
     ReceivedOperatorFrame,
     ReceivedRollUp,
@@ -44,6 +46,9 @@ HELLO_TIMEOUT_SECONDS = 10.0
 HELLO_BYTES_MAX = 64 * 1024
 #: Any frame of an operator; the largest roll-up that the bounds of docs/spec/wire.md §2 are used for has a few MiB.
 FRAME_BYTES_MAX = 32 * 1024 * 1024
+#: What a session may send in the long run, and how far it may be ahead of that: two of the largest frames.
+BYTES_PER_SECOND_MAX = 8 * 1024 * 1024
+BYTES_BURST_SECONDS = 2 * FRAME_BYTES_MAX / BYTES_PER_SECOND_MAX
 #: A stream that takes nothing for this long is given up (docs/spec/shard.md §10.4).
 WRITE_TIMEOUT_SECONDS = 60.0
 #: How long an ended stream may take its status; behind a peer that reads nothing it would wait for ever.
@@ -74,6 +79,8 @@ class SessionServicer:
         self._shard = shard
         self._gate = gate or Gate()
         self._hello_bytes_max = hello_bytes_max
+        self._first_frames = FirstFrames()
+        self._malformed = MalformedFrames()
 
     async def Session(self, _frames: object, context: _Context) -> None:
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
@@ -84,15 +91,20 @@ class SessionServicer:
             release_frames(error)
 
     async def _serve(self, context: _Context) -> None:
-        await self._admit(context)
+        identity = await self._admit(context)
         sessions = self._shard.sessions
         if not sessions.is_stopping:
-            hello = await self._hello(context)
+            # With a certificate the peer is known before anything of it is read, in plain text by its Hello.
+            await self._check_readable(context, identity)
+            hello = await self._hello(context, identity)
+            peer = identity or hello.cluster_id
+            await self._check_readable(context, peer)
             # On its own: with a first write that is cancelled, gRPC would send it twice and the status never.
             await context.send_initial_metadata(())
         if sessions.is_stopping:
             await context.abort(*_STATUS[CloseReason.STOPPING])
         if not self._shard.known_clusters.has_room_for(hello.cluster_id):
+            self._shard.metrics.shed.labels("clusters").inc()
             _log.warning("session.refused", cluster=hello.cluster_id, reason="too many clusters", most=CLUSTERS_MAX)
             text = f"the shard knows {CLUSTERS_MAX} other clusters; retire those that are gone, or add a shard"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -109,6 +121,8 @@ class SessionServicer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        if reason is CloseReason.MALFORMED:
+            self._malformed.add(peer, asyncio.get_running_loop().time())
         code, text = _STATUS[reason]
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
@@ -116,27 +130,43 @@ class SessionServicer:
         except TimeoutError:
             _log.info("session.status_undelivered", cluster=session.cluster, code=code.name)
 
-    async def _admit(self, context: _Context) -> None:
-        """Return when the peer may open sessions; no frame of another peer is read."""
+    async def _admit(self, context: _Context) -> str:
+        """Return the identity of a peer that may open sessions, "" in plain text; no frame of another peer is read."""
         try:
-            self._gate.check(context, SESSION)
+            identity = self._gate.check(context, SESSION)
         except Denied as denied:
             await self._refuse(context, denied)
+            raise AssertionError("abort always raises") from None
+        return "" if identity is None else identity.uri
 
     async def _refuse(self, context: _Context, denied: Denied) -> None:
         self._gate.log_refusal(context, SESSION, denied, self._shard.metrics.session_identity_rejected)
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(denied))
 
-    async def _hello(self, context: _Context) -> Hello:
+    async def _check_readable(self, context: _Context, peer: str) -> None:
+        """Return unless too many frames of the peer could not be read lately."""
+        wait_seconds = self._malformed.wait_seconds(peer, asyncio.get_running_loop().time())
+        if wait_seconds:
+            self._shard.metrics.shed.labels("malformed_frames").inc()
+            limit = f"{MALFORMED_FRAMES_MAX} frames could not be read in {MALFORMED_SECONDS:.0f} s"
+            text = f"{limit}; mend the operator, and come again in {wait_seconds:.0f} s"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+
+    async def _hello(self, context: _Context, identity: str) -> Hello:
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
+            async with self._first_frames.waiting(identity, HELLO_TIMEOUT_SECONDS):
                 content = await _next_frame(context)
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no Hello within 10 s")
+        except Crowded:
+            self._shard.metrics.shed.labels("first_frames").inc()
+            text = "too many sessions wait for their first frame; send it with the call, and come again in 10 s"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, text)
         frame, code, fault = _read_hello(content, self._hello_bytes_max)
         # The bytes are not kept for as long as the status takes.
         del content
         if frame is None:
+            self._malformed.add(identity, asyncio.get_running_loop().time())
             await context.abort(code, fault)
             raise AssertionError("abort always raises")
         try:
@@ -181,6 +211,9 @@ class _Stream:
         self._session = session
         self._context = context
         self._has_logged_unknown = False
+        self._read_bytes = 0
+        #: When the session's rate has paid for all that was read.
+        self._paid_seconds = 0.0
         #: What was wrong with the frame that ended the session, for the status.
         self.fault = ""
 
@@ -196,8 +229,8 @@ class _Stream:
             return
         except TimeoutError:
             reason = CloseReason.UNRESPONSIVE
-        except aio.UsageError:
-            # The operator is gone.
+        except (aio.UsageError, aio.InternalError):
+            # The operator is gone; the second is what gRPC raises when it goes during the write.
             return
         except Exception:
             reason = CloseReason.BROKEN
@@ -213,7 +246,10 @@ class _Stream:
             while (content := await _next_frame(self._context)) is not None:
                 if not self._shard.sessions.is_current(self._session):
                     return
-                frame = operator_frame_from_bytes(content, self._shard.intake.digest_of(cluster))
+                self._read_bytes += len(content)
+                known = self._shard.intake.digest_of(cluster)
+                # Of the roll-ups of a cluster that has to wait only the newest is parsed.
+                frame = operator_frame_from_bytes(content, known, parses_rollups=not self._session.is_deferred)
                 # The wait for the next frame keeps nothing of this one.
                 del content
                 if isinstance(frame, Hello) and frame.cluster_id != cluster:
@@ -221,6 +257,7 @@ class _Stream:
                     return
                 self._route(frame)
                 del frame
+                await self._rest()
         except (DecodeError, MalformedMessage) as error:
             reason, self.fault = CloseReason.MALFORMED, str(error)
         except (aio.AbortError, aio.UsageError):
@@ -231,6 +268,20 @@ class _Stream:
             _log.exception("session.read_failed", cluster=self._session.cluster)
         finally:
             self._shard.sessions.close(self._session, reason)
+
+    async def _rest(self) -> None:
+        """Return when the session's rate allows for the next frame; until then the peer's windows fill up."""
+        now_seconds = asyncio.get_running_loop().time()
+        self._paid_seconds = max(self._paid_seconds, now_seconds) + self._read_bytes / BYTES_PER_SECOND_MAX
+        self._read_bytes = 0
+        wait_seconds = self._paid_seconds - now_seconds - BYTES_BURST_SECONDS
+        if wait_seconds > 0:
+            self._shard.metrics.shed.labels("session_bytes").inc()
+            limit = f"over the limit of {BYTES_PER_SECOND_MAX:,} bytes a second"
+            self._shard.sessions.announce_rest(
+                self._session, f"{limit}; the next frame is read in {wait_seconds:.1f} s"
+            )
+            await asyncio.sleep(wait_seconds)
 
     def _route(self, frame: ReceivedOperatorFrame | None) -> None:
         """Hand a frame to whom it concerns."""

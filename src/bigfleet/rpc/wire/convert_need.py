@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import xxhash
+from google.protobuf.message import DecodeError
 
 from bigfleet.model import penalty, vector
 from bigfleet.model.frames import MalformedMessage, RollUp
@@ -24,7 +25,7 @@ from bigfleet.model.vector import Vector, format_vector
 from bigfleet.rpc.wire.amounts import amounts_of, check_count, check_string, check_text
 from bigfleet.rpc.wire.convert_shapes import NO_SHAPES, check_agreement, shapes_from_wire, shapes_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2
-from bigfleet.rpc.wire.rollup_head import head_of_rollup
+from bigfleet.rpc.wire.rollup_head import RollUpHead, head_of_rollup
 
 # Bounds of docs/spec/wire.md §2.
 NEEDS_MAX = 20_000
@@ -88,10 +89,23 @@ class ReceivedRollUp:
         head = head_of_rollup(frame) if known_digest is not None else None
         if head is None or head.digest != known_digest:
             return None
+        return cls._with_head(frame, head, known_digest)
+
+    @classmethod
+    def unread(cls, frame: bytes) -> Self | None:
+        """Return the roll-up of a frame of which only the head is read; None for one that is written in another way.
+
+        If the rest is no message, MalformedMessage is raised by what needs it.
+        """
+        head = head_of_rollup(frame)
+        return None if head is None else cls._with_head(frame, head, None)
+
+    @classmethod
+    def _with_head(cls, frame: bytes, head: RollUpHead, digest: bytes | None) -> Self:
         offer = cls.__new__(cls)
         offer._message, offer._unread, offer._rows, offer._outcome = None, (frame, head.start), -1, None
         offer._cluster_id, offer._timestamp_unix_nanos = head.cluster_id, head.timestamp_unix_nanos
-        offer._digest, offer._may_have_shapes = known_digest, True
+        offer._digest, offer._may_have_shapes = digest, True
         return offer
 
     @property
@@ -151,8 +165,10 @@ class ReceivedRollUp:
         if self._message is None:
             assert self._unread is not None, "the message has been read, and with it what it was asked for"
             frame, start = self._unread
-            # Bytes that equal those of a roll-up that was in force have been parsed before.
-            self._message = capacity_pb2.ClusterCapacityNeeds.FromString(frame[start:])
+            try:
+                self._message = capacity_pb2.ClusterCapacityNeeds.FromString(frame[start:])
+            except DecodeError as error:
+                raise MalformedMessage("rollup", f"could not be read: {error}") from error
             self._rows = len(self._message.needs)
         return self._message
 

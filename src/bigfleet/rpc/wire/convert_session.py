@@ -125,14 +125,19 @@ def operator_frame_to_wire(frame: OperatorFrame) -> shard_pb2.OperatorMessage:
     assert_never(frame)
 
 
-def operator_frame_from_bytes(content: bytes, known_digest: bytes | None) -> ReceivedOperatorFrame | None:
+def operator_frame_from_bytes(
+    content: bytes, known_digest: bytes | None, *, parses_rollups: bool = True
+) -> ReceivedOperatorFrame | None:
     """Return the frame that some bytes are, None for an unknown member.
 
-    A roll-up that repeats the one with that digest is not parsed. Raises DecodeError for bytes that are no frame, and
+    A roll-up that repeats the one with that digest is not parsed, nor any other one without `parses_rollups`, unless
+    its bytes have to be parsed for its head. Raises DecodeError for bytes that are no frame, and
     MalformedMessage as `operator_frame_from_wire` does.
     """
-    repeated = ReceivedRollUp.repeated(content, known_digest)
-    return repeated if repeated is not None else operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content))
+    rollup = ReceivedRollUp.repeated(content, known_digest)
+    if rollup is None and not parses_rollups:
+        rollup = ReceivedRollUp.unread(content)
+    return rollup if rollup is not None else operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content))
 
 
 def operator_frame_from_wire(message: shard_pb2.OperatorMessage) -> ReceivedOperatorFrame | None:

@@ -17,6 +17,7 @@ from bigfleet.model.frames import (
     CAPABILITY_NODE_STATUS,
     ECHO_HELLO,
     ECHO_ROLLUP,
+    ECHO_ROLLUP_DEFERRED,
     ECHO_ROLLUP_REJECTED,
     Acknowledgement,
     BootstrapResponse,
@@ -81,6 +82,10 @@ class Session:
     opened_seconds: float = 0.0
     #: Whether it was logged that its roll-ups are refused, because its cluster is retired.
     has_logged_refusal: bool = False
+    #: Whether its roll-up waits because the cluster has used up its allowance.
+    is_deferred: bool = False
+    #: Roll-ups that newer ones replaced unread and that were not counted yet.
+    superseded: int = 0
     rollup_arrived: asyncio.Event = field(default_factory=asyncio.Event)
     #: Request ids of bootstrap requests that this session has to answer.
     bootstrap_requests: set[str] = field(default_factory=set)
@@ -219,6 +224,7 @@ class Sessions:
 
     def receive_rollup(self, session: Session, offer: RollUpOffer) -> None:
         """Put a roll-up into the session's slot; a newer one replaces one that was not taken."""
+        session.superseded += session.pending_rollup is not None
         session.pending_rollup = offer
         session.rollup_arrived.set()
 
@@ -263,12 +269,23 @@ class Sessions:
 
     def reject_rollup(self, session: Session, offer: RollUpOffer, error: str) -> None:
         """Queue the refusal of a malformed roll-up, for an operator that understands it (capability need-status)."""
+        self._answer_rollup(session, offer, ECHO_ROLLUP_REJECTED, error)
+
+    def defer_rollup(self, session: Session, offer: RollUpOffer, reason: str) -> None:
+        """Queue that the roll-up waits, or a newer one in its place, for an operator that understands it."""
+        self._answer_rollup(session, offer, ECHO_ROLLUP_DEFERRED, reason)
+
+    def announce_rest(self, session: Session, reason: str) -> None:
+        """Queue that no frame of the session is read for a while, for an operator that understands it."""
+        self._answer_rollup(session, None, ECHO_ROLLUP_DEFERRED, reason)
+
+    def _answer_rollup(self, session: Session, offer: RollUpOffer | None, echo: str, error: str) -> None:
         if session.can(CAPABILITY_NEED_STATUS):
             session.outbox.put(
                 Acknowledgement(
-                    echo=ECHO_ROLLUP_REJECTED,
+                    echo=echo,
                     shard_epoch=self._epoch,
-                    rollup_timestamp_unix_nanos=offer.timestamp_unix_nanos,
+                    rollup_timestamp_unix_nanos=0 if offer is None else offer.timestamp_unix_nanos,
                     error=error,
                 )
             )

@@ -15,9 +15,14 @@ from bigfleet.model.compute import Compute
 from bigfleet.model.frames import MalformedMessage
 from bigfleet.model.vector import Vector
 from bigfleet.shard import safety_limits
-from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.metrics import SUPERSEDED, ShardMetrics
 from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
+from bigfleet.shard.sessions.rollup_allowance import (
+    TURN_SECONDS_UNANNOUNCED_MAX,
+    ReadingTurns,
+    RollUpAllowances,
+)
 from bigfleet.shard.sessions.rollup_reader import read_offer
 from bigfleet.shard.status.cycle_publisher import CyclePublisher
 
@@ -62,6 +67,8 @@ class RollUpIntake:
         self._on_rollup = on_rollup
         self._largest_supply = largest_supply
         self._refusal_of = refusal_of
+        self._allowances = RollUpAllowances(clock)
+        self._turns = ReadingTurns(clock)
         #: Wall clock of each cluster's last roll-up.
         self.last_rollups: dict[str, int] = {}
 
@@ -93,10 +100,7 @@ class RollUpIntake:
         try:
             needs, overheads = offer.needs(), offer.overheads()
         except MalformedMessage as fault:
-            self._metrics.rollups_rejected.labels(session.cluster).inc()
-            _log.warning("rollup.rejected", cluster=session.cluster, place=fault.place, error=fault.fault)
-            self._sessions.reject_rollup(session, offer, str(fault))
-            return RollUpOutcome.REJECTED
+            return self._reject(session, offer, fault)
         verdict = self._intake.offer(
             session.cluster,
             needs,
@@ -125,18 +129,85 @@ class RollUpIntake:
         while self._sessions.is_current(session):
             await session.rollup_arrived.wait()
             session.rollup_arrived.clear()
-            offer, session.pending_rollup = session.pending_rollup, None
-            if offer is None or not self._sessions.is_current(session):
-                continue
             try:
-                is_known = offer.has_digest and self._intake.knows(session.cluster, offer.digest)
-                if not is_known and offer.rows > ROWS_ON_LOOP_MAX:
-                    offer = await self._read_apart(session, offer)
-                    if not self._sessions.is_current(session):
-                        continue
-                self.judge(session, offer)
+                await self._serve_pending(session)
             except Exception:  # the next roll-up must still find its taker, and the last good demand stays
                 _log.exception("rollup.failed", cluster=session.cluster)
+
+    async def _serve_pending(self, session: Session) -> None:
+        """Take the roll-up that waits; a newer one takes its place while the cluster waits for its allowance."""
+        if session.pending_rollup is None or not self._sessions.is_current(session):
+            return
+        if not self._is_known(session, session.pending_rollup):
+            await self._wait_for_allowance(session)
+            if not self._sessions.is_current(session):
+                return
+            if self._is_large(session, session.pending_rollup):
+                self._announce_turn(session, session.pending_rollup)
+                async with self._turns.turn(self._allowances.owed(session.cluster)):
+                    offer = self._take(session)
+                    if offer is not None:
+                        offer = await self._read_apart(session, offer)
+                if offer is not None and self._sessions.is_current(session):
+                    self.judge(session, offer)
+                return
+        offer = self._take(session)
+        if offer is not None:
+            self.judge(session, offer)
+
+    def _is_large(self, session: Session, offer: RollUpOffer) -> bool:
+        """Say whether a roll-up has to be read off the loop; one that cannot be parsed has not."""
+        try:
+            return not self._is_known(session, offer) and offer.rows > ROWS_ON_LOOP_MAX
+        except MalformedMessage:
+            return False
+
+    def _is_known(self, session: Session, offer: RollUpOffer) -> bool:
+        """Say whether a roll-up is known to repeat the one in force, which costs next to nothing."""
+        return offer.has_digest and self._intake.knows(session.cluster, offer.digest)
+
+    def _take(self, session: Session) -> RollUpOffer | None:
+        """Return the newest roll-up and charge its cluster; None if it is no message, which its operator is sent."""
+        offer, session.pending_rollup = session.pending_rollup, None
+        assert offer is not None, "only its own task empties the slot of a session"
+        if session.superseded:
+            self._metrics.rollups.labels(SUPERSEDED).inc(session.superseded)
+            session.superseded = 0
+        if not self._is_known(session, offer):
+            try:
+                self._allowances.charge(session.cluster, offer.rows)
+            except MalformedMessage as fault:
+                self._metrics.rollups.labels(self._reject(session, offer, fault).value).inc()
+                return None
+        return offer
+
+    def _reject(self, session: Session, offer: RollUpOffer, fault: MalformedMessage) -> RollUpOutcome:
+        self._metrics.rollups_rejected.labels(session.cluster).inc()
+        _log.warning("rollup.rejected", cluster=session.cluster, place=fault.place, error=fault.fault)
+        self._sessions.reject_rollup(session, offer, str(fault))
+        return RollUpOutcome.REJECTED
+
+    def _announce_turn(self, session: Session, offer: RollUpOffer) -> None:
+        """Send an operator that its large roll-up has to wait for others, if that takes long."""
+        wait_seconds = self._turns.expected_seconds()
+        if wait_seconds > TURN_SECONDS_UNANNOUNCED_MAX:
+            self._sessions.defer_rollup(session, offer, self._turns.reason(wait_seconds))
+            self._metrics.shed.labels("reading_turn").inc()
+
+    async def _wait_for_allowance(self, session: Session) -> None:
+        """Return when the cluster may have a roll-up read; the operator is sent why it has to wait."""
+        wait_seconds = self._allowances.wait_seconds(session.cluster)
+        if not wait_seconds:
+            return
+        offer = session.pending_rollup
+        assert offer is not None, "nothing waits that is not there"
+        self._sessions.defer_rollup(session, offer, self._allowances.reason(wait_seconds))
+        self._metrics.shed.labels("rollup_rows").inc()
+        session.is_deferred = True
+        try:
+            await self._clock.sleep(wait_seconds)
+        finally:
+            session.is_deferred = False
 
     async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
         """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""

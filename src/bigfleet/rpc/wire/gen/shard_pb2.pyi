@@ -167,7 +167,7 @@ class Acknowledgement(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     CAPABILITIES_FIELD_NUMBER: _builtins.int
     echo: _builtins.str
-    """What is acknowledged: hello, rollup; (ours) resync once all bound machines have been sent, rollup_rejected."""
+    """What is acknowledged: hello, rollup; (ours) resync once all bound machines have been sent, rollup_rejected, rollup_deferred."""
     coordinator_term: _builtins.int
     """For logs, like the next."""
     shard_epoch: _builtins.int
@@ -176,7 +176,7 @@ class Acknowledgement(_message.Message):
     held: _builtins.bool
     """(ours) Received but quarantined: not in force."""
     error: _builtins.str
-    """(ours) With rollup_rejected: the first fault, with row and field."""
+    """(ours) With rollup_rejected: the first fault, with row and field; with rollup_deferred: the limit and the wait."""
     @_builtins.property
     def capabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """(ours) With hello: what the shard understands."""

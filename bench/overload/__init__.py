@@ -1,0 +1,1 @@
+"""Overload of a whole shard: what floods of sessions, roll-ups and bytes do to honest clusters, and what is shed."""

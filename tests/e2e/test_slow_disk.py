@@ -19,8 +19,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.rpc.wire.gen import coordinator_pb2_grpc, provider_pb2
 from bigfleet.shard.audit.verification import check
+from bigfleet.shard.ownership.state_file import StateFile
 from tests.coordinator.replica_world import report
 from tests.e2e.test_provider_disk_full import CountingOperator
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -173,9 +175,8 @@ def test_a_change_of_a_shards_state_is_answered_when_the_disk_has_it(tmp_path: P
         until = figure(http, cycles) + SOME
         wait_until(lambda: figure(http, cycles) > until, "no cycle after the disk stood still")
 
-    with disk.process(address, tmp_path / "log", *command):
-        again = run_bigfleet("cluster", "readmit", "c1", "--addr", address)
-        assert again.returncode == 0, again.stderr
+    with StateFile.open(tmp_path / "data", shard_id="shard-0", clock=SystemClock()) as file:
+        assert list(file.retirements.records) == ["c1"]
 
 
 def is_silent(http: str) -> bool:

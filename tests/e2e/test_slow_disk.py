@@ -19,8 +19,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.rpc.wire.gen import coordinator_pb2_grpc, provider_pb2
 from bigfleet.shard.audit.verification import check
+from bigfleet.shard.ownership.state_file import StateFile
 from tests.coordinator.replica_world import report
 from tests.e2e.test_provider_disk_full import CountingOperator
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -158,8 +160,12 @@ def test_a_change_of_a_shards_state_is_answered_when_the_disk_has_it(tmp_path: P
     address, http = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     flags = ("--metrics-addr", http, "--data-dir", str(tmp_path / "data"), "--fake-provider", "4")
     cycles = "bigfleet_shard_cycle_duration_seconds_count"
-    retire = ("cluster", "retire", "gone", "--addr", address, "--confirm")
-    with disk.process(address, tmp_path / "log", "shard", "--listen", address, "--cycle-interval", "100ms", *flags):
+    retire = ("cluster", "retire", "c1", "--addr", address, "--confirm", "--force")
+    command = ("shard", "--listen", address, "--cycle-interval", "100ms", *flags)
+    with disk.process(address, tmp_path / "log", *command), grpc.insecure_channel(address) as channel:
+        operator = CountingOperator(channel)
+        operator.report()
+        wait_until(lambda: operator.requests, "the cluster never has a session")
         with ThreadPoolExecutor(1) as pool:
             with disk.stands_still():
                 asked = pool.submit(run_bigfleet, *retire)
@@ -169,9 +175,8 @@ def test_a_change_of_a_shards_state_is_answered_when_the_disk_has_it(tmp_path: P
         until = figure(http, cycles) + SOME
         wait_until(lambda: figure(http, cycles) > until, "no cycle after the disk stood still")
 
-    with disk.process(address, tmp_path / "log", "shard", "--listen", address, *flags):
-        again = run_bigfleet("cluster", "readmit", "gone", "--addr", address)
-        assert again.returncode == 0, again.stderr
+    with StateFile.open(tmp_path / "data", shard_id="shard-0", clock=SystemClock()) as file:
+        assert list(file.retirements.records) == ["c1"]
 
 
 def is_silent(http: str) -> bool:
@@ -187,7 +192,7 @@ def is_silent(http: str) -> bool:
 
 
 def test_a_coordinator_acknowledges_a_report_when_its_disk_has_it(tmp_path: Path, disk: Disk) -> None:
-    """What it acknowledged is there after a kill, and its term stays: nobody can lead meanwhile."""
+    """What it acknowledged is there after a kill, and its term stays: no other process can lead meanwhile."""
     address, log = f"127.0.0.1:{free_port()}", tmp_path / "log"
     store = ("--store", f"sqlite://{tmp_path / 'c.db'}", "--metrics-addr", "off", "--advertise-addr", address)
     command = ("coordinator", "--listen", address, *store)

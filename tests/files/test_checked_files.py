@@ -325,7 +325,7 @@ LOCKS = {SHARD: "shard.lock", PROVIDER: "provider.db.lock", COORDINATOR: "coordi
 
 @pytest.mark.parametrize("stored", LOCKS, ids=lambda each: each.name)
 def test_a_damaged_lock_file_names_its_holder_all_the_same(stored: Stored) -> None:
-    """Its text is for people alone; the lock is held by the operating system."""
+    """Only people read its text; the lock is held by the operating system."""
     with folder() as place:
 
         def second() -> None:

@@ -90,12 +90,13 @@ class SecureShard:
     port: int
     #: The gate's counter.
     registry: CollectorRegistry
+    sessions: session_server.SessionServicer
 
     @asynccontextmanager
     async def dial(self, files: TlsFiles) -> AsyncIterator[LiveShard]:
         """Open a channel as the bearer of the files."""
         async with secure_channel(self.port, files) as channel:
-            yield LiveShard(self.world, self.server, channel, self.port)
+            yield LiveShard(self.world, self.server, channel, self.port, self.sessions)
 
     def rejected(self, rpc: str) -> float:
         """Return how many calls of an RPC were refused."""
@@ -108,9 +109,10 @@ async def secure_shard(files: TlsFiles, world: World | None = None) -> AsyncIter
     world = world or World()
     registry = CollectorRegistry()
     gate = Gate(registry, "bigfleet_shard", services=(shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME))
+    sessions = session_server.SessionServicer(world.shard, gate)
 
     def register(server: aio.Server) -> None:
-        session_server.add_to_server(session_server.SessionServicer(world.shard, gate), server)
+        session_server.add_to_server(sessions, server)
         shardread_server.add_to_server(shardread_server.ShardReadServicer(world.shard, LoopClock()), server)
         shardadmin_server.add_to_server(shardadmin_server.ShardAdminServicer(world.shard), server)
 
@@ -118,7 +120,7 @@ async def secure_shard(files: TlsFiles, world: World | None = None) -> AsyncIter
     server = GrpcServer(services=services, register=register, tls=files, gate=gate)
     port = await server.start("127.0.0.1", 0)
     try:
-        yield SecureShard(world, server, port, registry)
+        yield SecureShard(world, server, port, registry, sessions)
     finally:
         world.shard.stop_sessions()
         await server.stop(0)

@@ -1,14 +1,16 @@
 """Faults of processes: killed, killed again and again, gone with their target, all gone."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable
 
 from tests.alerts.faults import Course, Fault, nothing
 from tests.alerts.programs import Fleet
 from tests.alerts.prometheus_server import Fired
-from tests.patience import wait_until
 
-LOOPING = ("looping-shard", "looping-provider", "looping-replica")
+LOOPING = {
+    "looping-shard": "BigFleetShardRestarts",
+    "looping-provider": "BigFleetProviderRestarts",
+    "looping-replica": "BigFleetCoordinatorRestarts",
+}
 
 
 def build(fleet: Fleet) -> None:
@@ -25,18 +27,18 @@ def build(fleet: Fleet) -> None:
     fleet.coordinator("looping-replica")
 
 
-def restart_all_looping(fleet: Fleet) -> None:
-    """Kill each and start it again, and return once each was scraped."""
-    started = "process_start_time_seconds"
-    before = fleet.server.values(started)
-    for name in LOOPING:
-        fleet[name].restart()
-    wait_until(partial(_are_newer, fleet, started, before), "a process that was started again was not scraped")
+def restart_once_scraped(name: str) -> Callable[[Fleet], None]:
+    """Return what kills a process and starts it again as soon as its last start was scraped."""
+    killed_seconds = 0.0
 
+    def again(fleet: Fleet) -> None:
+        nonlocal killed_seconds
+        started_seconds = fleet.server.values("process_start_time_seconds").get(name, 0.0)
+        if started_seconds > killed_seconds:
+            killed_seconds = started_seconds
+            fleet[name].restart()
 
-def _are_newer(fleet: Fleet, started: str, before: Mapping[str, float]) -> bool:
-    after = fleet.server.values(started)
-    return all(after.get(name, 0) > before[name] for name in LOOPING)
+    return again
 
 
 def kill_all(fleet: Fleet) -> None:
@@ -91,16 +93,15 @@ DEAD_PROCESSES = Course(
                 restart_without_provider,
                 lambda fleet: fleet["late-provider"].start(),
             ),
-            Fault(
-                "a shard, a provider and a replica are killed as often as they are started",
-                {
-                    "BigFleetShardRestarts": "looping-shard",
-                    "BigFleetProviderRestarts": "looping-provider",
-                    "BigFleetCoordinatorRestarts": "looping-replica",
-                },
-                nothing,
-                nothing,
-                again=restart_all_looping,
+            *(
+                Fault(
+                    f"{name} is killed as often as it starts",
+                    {alert: name},
+                    nothing,
+                    nothing,
+                    restart_once_scraped(name),
+                )
+                for name, alert in LOOPING.items()
             ),
         ),
         (

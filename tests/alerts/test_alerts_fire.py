@@ -20,6 +20,9 @@ RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "bigfleet-alerts.y
 #: Rules about a cluster, which fire in a Prometheus that scrapes none.
 OF_CLUSTERS = "bigfleet-cluster"
 
+#: Courses of less than a minute.
+QUICK = ("certificates", "lost etcd")
+
 
 def rules(*, has_cluster: bool) -> str:
     """Return the rules for what is scraped, faster."""
@@ -28,8 +31,9 @@ def rules(*, has_cluster: bool) -> str:
     return faster(yaml.safe_dump({"groups": groups}))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", COURSES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow if each in QUICK else pytest.mark.long) for each in COURSES]
+)
 def test_an_alert_fires_while_its_fault_lasts_and_at_no_other_time(name: str, tmp_path: Path) -> None:
     """Every alert of every stage, about what is broken and about nothing else."""
     program()

@@ -143,7 +143,7 @@ def test_a_cgroup_holds_the_shard_where_there_is_one(tmp_path: Path, monkeypatch
     assert MemoryLimit(1_000, tmp_path).kind.startswith("resident memory watched")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_flood_costs_honest_clusters_nothing_and_those_who_flood_get_reasons() -> None:
     expected = run(TINY, floods=False).checksum
     outcome = run(TINY)
@@ -153,7 +153,7 @@ def test_a_small_flood_costs_honest_clusters_nothing_and_those_who_flood_get_rea
     assert outcome.crowds["reconnects"]["counts"]["ended"] == TINY.flood.reconnects
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_shard_without_limits_is_found() -> None:
     """The planted defect: roll-ups over the rate are read, and no operator is sent a reason."""
     outcome = run(TINY, shard_module="tests.bench.unlimited_shard")

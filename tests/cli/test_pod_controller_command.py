@@ -83,6 +83,7 @@ def test_a_wrong_defaults_file_is_exit_2_with_line_and_place(kubeconfig: Path, t
     assert f"--priority-class-defaults: {defaults}:2: high.interruptionPenalty: '$20' is no quantity" in line
 
 
+@pytest.mark.slow
 def test_a_server_that_is_away_at_start_is_exit_1_in_one_line(kubeconfig: Path) -> None:
     done = run_bigfleet("pod-controller", "--kubeconfig", str(kubeconfig), "--metrics-addr", "off")
 

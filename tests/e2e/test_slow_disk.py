@@ -37,6 +37,8 @@ pytestmark = [
 SERVICE = "/bigfleet.v1alpha1.CapacityProvider"
 #: Cycles or answers that show that a process goes on.
 SOME = 10
+#: After so long without an answer a process counts as silent.
+_SILENT_SECONDS = 1.0
 
 
 @dataclass
@@ -182,7 +184,7 @@ def test_a_change_of_a_shards_state_is_answered_when_the_disk_has_it(tmp_path: P
 def is_silent(http: str) -> bool:
     """Say whether a process does not answer."""
     try:
-        with urllib.request.urlopen(f"http://{http}/healthz", timeout=1):
+        with urllib.request.urlopen(f"http://{http}/healthz", timeout=_SILENT_SECONDS):  # expires
             return False
     except OSError:
         return True

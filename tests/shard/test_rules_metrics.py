@@ -77,7 +77,7 @@ BOUNDED: dict[str, dict[str, set[str]]] = {
     "reconcile_total": {"mode": {"full", "delta"}, "outcome": {"ok", "error", "braked"}},
     "machines_rejected_total": {"reason": {"price", "interruption_probability", "structural"}},
     "shortfalls_aged": {"bucket": {"1-9", "10-59", "60-299", "300+"}},
-    "rollups_total": {"result": {"accepted", "unchanged", "held", "rejected", "misrouted", "retired"}},
+    "rollups_total": {"result": {"accepted", "unchanged", "held", "rejected", "misrouted", "retired", "superseded"}},
     "session_lifecycle_total": {"event": {"installed", "removed", "replaced", "overflowed", "unresponsive"}},
     "session_frames_dropped_total": {"kind": {"unknown", "drain_result", "node_status"}},
     "execute_waiting": {"for": {"blob", "drain"}},

@@ -21,6 +21,9 @@ TABLES: dict[str, Sequence[TableColumn]] = {
     "sessions --totals": columns.SESSION_TOTALS,
 }
 
+#: What alerts of the coordinator have a reader look at; docs/coordinator.md describes them.
+COORDINATOR = ("shards", "domains", "bindings", "moves", "instructions")
+
 
 def examples() -> dict[str, str]:
     """Return the output of every example by its command."""
@@ -49,7 +52,8 @@ def test_every_command_and_flag_on_the_page_exists() -> None:
     for command, rest in named:
         flags.setdefault(command, set()).update(re.findall(r"(?<!\S)--?[a-z][a-z-]*", rest.split("|")[0]))
 
-    assert set(flags) == {*(f"get {what.split()[0]}" for what in TABLES), "explain need", "explain machine"}
+    whats = {what.split()[0] for what in TABLES} | {*COORDINATOR}
+    assert set(flags) == {*(f"get {what}" for what in whats), "explain need", "explain machine"}
     for command, used in flags.items():
         told = run_here(*command.split(), "--help").stdout
         assert {flag for flag in used if not re.search(rf"(?<!\S|,){flag}\b|,{flag}\b", told)} == set(), command

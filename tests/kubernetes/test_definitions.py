@@ -44,6 +44,7 @@ async def test_a_capacity_request_is_stored_and_one_without_resources_refused(
     assert raised.value.status == 422
 
 
+@pytest.mark.slow
 async def test_clusters_of_a_closed_loop_are_separate(closed_loop: ClosedLoop) -> None:
     """What is cluster-scoped in one is absent from the other."""
     first, second = await closed_loop.add_clusters("first", "second")

@@ -182,4 +182,4 @@ def test_a_clusters_demand_is_served_by_fake_machines(tmp_path: Path) -> None:
         (6, "warning", "the machines are fake and are discarded when the process ends")
     ]
     assert (process.returncode, len(shard.said("shard.stopped")), shard.log.read_text().count("Traceback")) == (0, 1, 0)
-    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["shard.db", "shard.lock"]
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["shard.db", "shard.db.commits", "shard.lock"]

@@ -105,3 +105,17 @@ def test_a_slot_that_is_lost_is_found_by_validation() -> None:
 
     with pytest.raises(InvariantBroken, match="b is not found at its place"):
         packed.validate()
+
+
+def test_free_places_take_no_slots_once_slots_are_given_anew() -> None:
+    """All of them would want one slot, and each would be tried behind all others."""
+    records, shown = PackedRecords(), record(1)
+    old = [MachineId(f"old-{number}") for number in range(2_000)]
+    records.add(old, [shown.facts] * len(old), [shown.binding] * len(old), [NO_TEXTS] * len(old))
+    for machine_id in old[1:]:
+        del records[machine_id]
+    new = [MachineId(f"new-{number}") for number in range(7_000)]
+    records.add(new, [shown.facts] * len(new), [shown.binding] * len(new), [NO_TEXTS] * len(new))
+
+    assert sum(place >= 0 for place in records._slots) == len(records) == len(new) + 1
+    records.validate()

@@ -187,15 +187,16 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         self._slots[slot] = place
 
     def _give_slots(self, first: int) -> None:
-        """Give the places from one on their slots, all of them where the slots have become few."""
+        """Give the places from one on their slots, all of them where the slots have become few; free ones get none."""
         self._slots_used += len(self._ids) - first
         slots = self._slots
         if 2 * self._slots_used > len(slots):
-            first, self._slots_used = 0, len(self._ids)
+            first, self._slots_used = 0, len(self._ids) - len(self._free)
             slots = array("i", [_EMPTY]) * max(_SLOTS_MIN, 1 << (2 * self._slots_used).bit_length())
         table: npt.NDArray[np.int32] = np.frombuffer(slots, np.int32)
-        places = np.arange(first, len(self._ids), dtype=np.int32)
-        wanted = np.array([hash(machine_id) for machine_id in self._ids[first:]], np.int64)
+        hashes = [(place, hash(each)) for place, each in enumerate(self._ids[first:], first) if each is not None]
+        places = np.array([place for place, _hash in hashes], np.int32)
+        wanted = np.array([each for _place, each in hashes], np.int64)
         last = np.int64(len(table) - 1)
         while len(places):
             wanted &= last

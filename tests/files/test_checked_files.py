@@ -33,7 +33,7 @@ CHANGES = 6
 REMEDIES = ("restore", "move it", "choose another", "run a newer", "start the newer", "make room")
 
 
-class Kept:
+class StoredFiles:
     """One kind of file: what each of its files has, and what a start on them reads."""
 
     def __init__(self, stored: Stored, *, is_killed: bool) -> None:
@@ -91,15 +91,15 @@ def write_and_be_killed(stored: Stored, path: Path) -> None:
 
 
 @pytest.fixture(scope="module", params=STATE_FILES, ids=lambda stored: stored.name)
-def closed(request: pytest.FixtureRequest) -> Kept:
+def closed(request: pytest.FixtureRequest) -> StoredFiles:
     """Return the files of a process that ended cleanly."""
-    return Kept(request.param, is_killed=False)
+    return StoredFiles(request.param, is_killed=False)
 
 
 @pytest.fixture(scope="module", params=[s for s in STATE_FILES if s.is_power_safe], ids=lambda stored: stored.name)
-def killed(request: pytest.FixtureRequest) -> Kept:
+def killed(request: pytest.FixtureRequest) -> StoredFiles:
     """Return the files of a process that was killed: all that it committed is in the log."""
-    return Kept(request.param, is_killed=True)
+    return StoredFiles(request.param, is_killed=True)
 
 
 def flipped(content: bytes, bit: int) -> bytes:
@@ -113,7 +113,7 @@ BITS = st.integers(0, 2**24)
 
 @settings(max_examples=in_proportion(60), deadline=None)
 @given(bit=BITS, is_used=st.booleans())
-def test_a_flipped_bit_changes_nothing_or_is_refused(closed: Kept, bit: int, is_used: bool) -> None:
+def test_a_flipped_bit_changes_nothing_or_is_refused(closed: StoredFiles, bit: int, is_used: bool) -> None:
     """Anywhere in the file; half of the tries in bytes that are not zero, which most of the others are."""
     name = closed.stored.name
     content = closed.files[name]
@@ -125,15 +125,17 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(closed: Kept, bit: int, is_
 
 @settings(max_examples=in_proportion(25), deadline=None)
 @given(size=st.integers(0, 2**24))
-def test_a_file_that_is_cut_anywhere_is_refused(closed: Kept, size: int) -> None:
+def test_a_file_that_is_cut_anywhere_is_refused(closed: StoredFiles, size: int) -> None:
     name = closed.stored.name
     content = closed.files[name]
-    assert closed.outcome({**closed.files, name: content[: size % len(content)]})
+    size %= len(content)
+    # SQLite reads zeros where a file ends early: without zeros at its end it has the same content.
+    assert closed.outcome({**closed.files, name: content[:size]}) or not any(content[size:])
 
 
 @settings(max_examples=in_proportion(25), deadline=None)
 @given(bit=BITS)
-def test_a_flipped_bit_in_the_log_changes_nothing_or_is_refused(killed: Kept, bit: int) -> None:
+def test_a_flipped_bit_in_the_log_changes_nothing_or_is_refused(killed: StoredFiles, bit: int) -> None:
     """SQLite reads a log up to the first damaged frame and takes the rest for never written."""
     name = f"{killed.stored.name}-wal"
     killed.outcome({**killed.files, name: flipped(killed.files[name], bit)})
@@ -141,7 +143,7 @@ def test_a_flipped_bit_in_the_log_changes_nothing_or_is_refused(killed: Kept, bi
 
 @settings(max_examples=in_proportion(25), deadline=None)
 @given(size=st.integers(0, 2**24))
-def test_a_log_that_is_cut_anywhere_is_refused(killed: Kept, size: int) -> None:
+def test_a_log_that_is_cut_anywhere_is_refused(killed: StoredFiles, size: int) -> None:
     name = f"{killed.stored.name}-wal"
     content = killed.files[name]
     assert killed.outcome({**killed.files, name: content[: size % len(content)]})
@@ -149,7 +151,7 @@ def test_a_log_that_is_cut_anywhere_is_refused(killed: Kept, size: int) -> None:
 
 @settings(max_examples=in_proportion(25), deadline=None)
 @given(bit=BITS)
-def test_a_damaged_counter_costs_nothing(closed: Kept, bit: int) -> None:
+def test_a_damaged_counter_costs_nothing(closed: StoredFiles, bit: int) -> None:
     """A higher number would have the file refused, so the counter has a checksum; the file has all the rest."""
     name = f"{closed.stored.name}.commits"
     with folder() as place:
@@ -159,24 +161,24 @@ def test_a_damaged_counter_costs_nothing(closed: Kept, bit: int) -> None:
 
 
 #: By name: what happens to the files of a process that ended cleanly, and what the refusal says.
-Harm = Callable[[Kept, str], dict[str, bytes]]
+Harm = Callable[[StoredFiles, str], dict[str, bytes]]
 HARMS: dict[str, tuple[Harm, str]] = {
-    "empty": (lambda kept, name: {**kept.files, name: b""}, "is empty, and .* shows that it was written before"),
+    "empty": (lambda found, name: {**found.files, name: b""}, "is empty, and .* shows that it was written before"),
     "deleted": (
-        lambda kept, name: {each: content for each, content in kept.files.items() if each != name},
+        lambda found, name: {each: content for each, content in found.files.items() if each != name},
         "does not exist, and .* shows that it was written before",
     ),
-    "zeros": (lambda kept, name: {**kept.files, name: bytes(len(kept.files[name]))}, r"not a database|malformed"),
+    "zeros": (lambda found, name: {**found.files, name: bytes(len(found.files[name]))}, r"not a database|malformed"),
     "a page of zeros": (
-        lambda kept, name: {**kept.files, name: kept.files[name][:4096] + bytes(4096) + kept.files[name][8192:]},
+        lambda found, name: {**found.files, name: found.files[name][:4096] + bytes(4096) + found.files[name][8192:]},
         "malformed|damaged",
     ),
     "another type of a column": (
-        lambda kept, name: {**kept.files, name: kept.files[name].replace(b" TEXT", b" TEXU")},
+        lambda found, name: {**found.files, name: found.files[name].replace(b" TEXT", b" TEXU")},
         "schema",
     ),
-    "another file": (lambda kept, name: {**kept.files, name: b"text of somebody\n" * 400}, "not a database"),
-    "older": (lambda kept, name: {**kept.files, name: older(kept.stored)}, r"it is an older copy"),
+    "another file": (lambda found, name: {**found.files, name: b"text of somebody\n" * 400}, "not a database"),
+    "older": (lambda found, name: {**found.files, name: older(found.stored)}, r"it is an older copy"),
 }
 
 
@@ -189,7 +191,7 @@ def older(stored: Stored) -> bytes:
 
 @pytest.mark.rule("shard 2/8", "shard 15/3", "coordinator 3/13")
 @pytest.mark.parametrize("harm", HARMS)
-def test_each_harm_is_refused(closed: Kept, harm: str) -> None:
+def test_each_harm_is_refused(closed: StoredFiles, harm: str) -> None:
     """None of them is a new, empty state."""
     change, finding = HARMS[harm]
     assert re.search(finding, closed.outcome(change(closed, closed.stored.name)) or "it was not refused")
@@ -205,7 +207,7 @@ def put(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def outranks(stored: Stored, later: object, former: object) -> bool:
-    """Say whether what two starts were given lets the later one win, also over starts that its file does not know."""
+    """Return whether the later of two starts wins, also over starts that its file does not know."""
     if stored is SHARD:
         assert isinstance(later, int)
         return later >= LATER_SECONDS
@@ -220,7 +222,9 @@ def outranks(stored: Stored, later: object, former: object) -> bool:
 LATER_SECONDS = NOW_SECONDS + 3600
 
 
-def test_a_copy_without_a_counter_outranks_every_start_since(closed: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_without_a_counter_outranks_every_start_since(
+    closed: StoredFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file that was put somewhere else, or back after a disk was lost."""
     stored = closed.stored
     monkeypatch.setattr("tests.files.stored.NOW_SECONDS", LATER_SECONDS)
@@ -262,7 +266,7 @@ def test_a_backup_is_restored_over_a_file_that_went_on(stored: Stored, monkeypat
             stored.read(path)
 
 
-def test_a_damaged_file_is_not_backed_up(closed: Kept) -> None:
+def test_a_damaged_file_is_not_backed_up(closed: StoredFiles) -> None:
     """Better known on the day of the backup than on that of the restore."""
     name = closed.stored.name
     content = closed.files[name]
@@ -285,7 +289,7 @@ def test_a_damaged_file_is_not_backed_up(closed: Kept) -> None:
             backup.unlink()
 
 
-def test_an_older_file_is_not_backed_up(closed: Kept) -> None:
+def test_an_older_file_is_not_backed_up(closed: StoredFiles) -> None:
     """A backup would be used without a look at the counter."""
     name = closed.stored.name
     with folder() as place:
@@ -294,7 +298,7 @@ def test_an_older_file_is_not_backed_up(closed: Kept) -> None:
             back_up(place / name, place / "backup", lambda _copy: None)
 
 
-def test_a_file_of_the_former_schema_gets_checksums(closed: Kept) -> None:
+def test_a_file_of_the_former_schema_gets_checksums(closed: StoredFiles) -> None:
     """With the same content; from then on damage is found."""
     stored = closed.stored
     with folder() as place:
@@ -310,7 +314,7 @@ def test_a_file_of_the_former_schema_gets_checksums(closed: Kept) -> None:
             stored.read(path)
 
 
-def test_a_file_of_the_former_schema_in_the_place_of_a_newer_one_is_an_older_copy(closed: Kept) -> None:
+def test_a_file_of_the_former_schema_in_the_place_of_a_newer_one_is_an_older_copy(closed: StoredFiles) -> None:
     with folder() as place:
         path, counter = closed.stored.path(place), f"{closed.stored.name}.commits"
         put(place, closed.files)

@@ -51,7 +51,7 @@ NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 
 
 def can_mount() -> bool:
-    """Say whether this host lets its users make namespaces."""
+    """Return whether this host lets its users make namespaces."""
     return shutil.which("unshare") is not None and subprocess.run([*NAMESPACE, "true"], check=False).returncode == 0
 
 

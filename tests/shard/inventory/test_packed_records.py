@@ -24,7 +24,7 @@ texts = st.text(max_size=5) | st.sampled_from(
 @given(texts, texts, texts)
 @settings(max_examples=in_proportion(100), deadline=None)
 def test_texts_come_back_as_they_were(host_ref: str, node_name: str, last_error: str) -> None:
-    """Whatever they hold; without any, nothing is stored."""
+    """For any texts; without any, nothing is stored."""
     assert unpack(pack(host_ref, node_name, last_error)) == (host_ref, node_name, last_error)
     assert (pack(host_ref, node_name, last_error) is NO_TEXTS) == (not host_ref + node_name + last_error)
 
@@ -103,7 +103,8 @@ def test_a_slot_that_is_lost_is_found_by_validation() -> None:
         if place == 1:
             packed._slots[slot] = -1
 
-    with pytest.raises(InvariantBroken, match="b is not found at its place"):
+    # The other id, where both want one slot: it is behind this one then.
+    with pytest.raises(InvariantBroken, match="is not found at its place"):
         packed.validate()
 
 

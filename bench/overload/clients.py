@@ -1,7 +1,7 @@
-"""The process that floods a shard: calls over raw HTTP/2, thousands of them on one loop.
+"""Floods a shard with calls over raw HTTP/2, thousands of them on one loop.
 
 `bench.overload.run` starts it, says on standard input what begins and ends, and reads one JSON object a line. A shard's
-answer to what it sheds is kept: code and message of each stream that ended, and each `rollup_rejected`.
+answer to what it sheds is recorded: code and message of each stream that ended, and each `rollup_rejected`.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from bench.engine_fleets import one_type
-from bench.overload.http2 import DATA, PREFACE, STREAM, Call, dial, frame, message
+from bench.overload.http2 import DATA, PREFACE, STREAM, Call, frame, message, open_call
 from bench.overload.scenario import ALLOWED_SECONDS, Flood
 from bench.processes.streams import next_command, raise_file_limit, say
 from bigfleet.cli.runtime.system import configure_logging, run_loop
@@ -34,11 +35,11 @@ _INSPECT_PATH: Final = b"/bigfleet.v1alpha1.ShardRead/InspectNeeds"
 _ABSENT_TYPE: Final = "absent-{}"
 _ROWS_PER_TYPE: Final = 1_000
 _SHAPE: Final = {"cpu": "1", "memory": "1Gi"}
-#: Variants of a roll-up that differ in one row: whichever was taken, the next one is new.
+#: Variants of a roll-up that differ in one row: the one that follows is always new.
 _VARIANTS: Final = 4
 #: A session's roll-up is sent again after this long, as operators do.
 _REPORT_SECONDS: Final = 10.0
-_REDIAL_SECONDS: Final = 1.0
+_REOPEN_SECONDS: Final = 1.0
 #: What slow writers say that their frame has.
 _SLOW_HELLO_BYTES: Final = 60_000
 _SLOW_ROLLUP_BYTES: Final = 8_000_000
@@ -93,7 +94,7 @@ class Tally:
         self.reasons[f"{_CODES.get(call.status, call.status)}: {unquote(call.details)[:200]}"] += 1
 
 
-class Crowd:
+class Crowd(ABC):
     """Calls of one kind: `run` keeps them going until it is cancelled, and `close` cuts what is left."""
 
     def __init__(self, port: int, flood: Flood) -> None:
@@ -102,13 +103,13 @@ class Crowd:
         self.tally = Tally()
         self._calls: set[Call] = set()
 
+    @abstractmethod
     async def run(self) -> None:
         """Do what this kind does."""
-        raise NotImplementedError
 
     @property
     def is_finished(self) -> bool:
-        """Say whether the crowd has done all that it has to; those without an end have at any time."""
+        """Return whether the crowd has finished; one without an end has at any time."""
         return True
 
     def figures(self) -> dict[str, Any]:
@@ -126,12 +127,12 @@ class Crowd:
         for call in list(self._calls):
             call.close()
 
-    async def dial(self, first: bytes = b"", **settings: Any) -> Call:
+    async def open(self, first: bytes = b"", **settings: Any) -> Call:
         """Open a call that is counted."""
         call = Call(first, on_end=self._ended, **settings)
         self._calls.add(call)
-        self.tally.counts["dialled"] += 1
-        if not await dial(_HOST, self.port, call):
+        self.tally.counts["attempted"] += 1
+        if not await open_call(_HOST, self.port, call):
             self._ended(call)
         return call
 
@@ -145,8 +146,8 @@ class Sessions(Crowd):
 
     @property
     def is_finished(self) -> bool:
-        """Say whether each was dialled once."""
-        return self.tally.counts["dialled"] >= self.flood.sessions
+        """Return whether each was opened once."""
+        return self.tally.counts["attempted"] >= self.flood.sessions
 
     async def run(self) -> None:
         """Open them at their rate, and open those again that ended."""
@@ -161,7 +162,7 @@ class Sessions(Crowd):
                 else:
                     name = f"unknown-{number:05}"
                     rollups[number] = rollup_of(name, self.flood.session_rows)
-                    held[number] = await self.dial(hello_of(name) + rollups[number])
+                    held[number] = await self.open(hello_of(name) + rollups[number])
                 due_seconds = max(due_seconds + 1 / self.flood.sessions_per_second, time.monotonic() - 1)
                 await asyncio.sleep(max(0.0, due_seconds - time.monotonic()))
             due_seconds = max(due_seconds, time.monotonic() + _REPORT_SECONDS)
@@ -187,7 +188,7 @@ class Greedy(Crowd):
     async def _report(self, name: str) -> None:
         number = 0
         while True:
-            call = await self.dial(hello_of(name), on_message=self._heard)
+            call = await self.open(hello_of(name), on_message=self._heard)
             while call.is_open:
                 if call.waiting_bytes:
                     # The shard takes no more of the stream for now.
@@ -197,7 +198,7 @@ class Greedy(Crowd):
                     self.tally.counts["sent"] += 1
                     call.send(self._rollups[name][number % _VARIANTS])
                 await asyncio.sleep(ALLOWED_SECONDS / (self.flood.greedy_times if self.is_flooding else 1.0))
-            await asyncio.sleep(_REDIAL_SECONDS)
+            await asyncio.sleep(_REOPEN_SECONDS)
 
     def _heard(self, _call: Call, content: bytes) -> None:
         said = shard_pb2.ShardMessage.FromString(content)
@@ -220,9 +221,9 @@ class SilentReaders(Crowd):
                 name = f"silent-{number:04}"
                 if call is None or not call.is_open:
                     if number % 2:
-                        held[number] = await self.dial(inspect, path=_INSPECT_PATH, reads=False)
+                        held[number] = await self.open(inspect, path=_INSPECT_PATH, reads=False)
                     else:
-                        held[number] = await self.dial(hello_of(name), reads=False)
+                        held[number] = await self.open(hello_of(name), reads=False)
                 elif not number % 2:
                     call.send(rollup_of(name, 1))
                 await asyncio.sleep(_REPORT_SECONDS / 10 / max(1, self.flood.silent_readers))
@@ -232,7 +233,7 @@ class SlowWriters(Crowd):
     """Connections on which a byte a second is written: of the preface, of a Hello, of a roll-up."""
 
     async def run(self) -> None:
-        """Write for every one of them, and dial those again that ended."""
+        """Write for every one of them, and open those again that ended."""
         numbers = range(self.flood.slow_writers)
         calls = {number: await self._begin(number) for number in numbers}
         written = dict.fromkeys(numbers, 1)
@@ -251,12 +252,12 @@ class SlowWriters(Crowd):
     async def _begin(self, number: int) -> Call:
         match number % 3:
             case 0:
-                return await self.dial(preface=PREFACE[:1])
+                return await self.open(preface=PREFACE[:1])
             case 1:
-                return await self.dial(b"\0" + _SLOW_HELLO_BYTES.to_bytes(4, "big"))
+                return await self.open(b"\0" + _SLOW_HELLO_BYTES.to_bytes(4, "big"))
             case _:
                 begin = b"\0" + _SLOW_ROLLUP_BYTES.to_bytes(4, "big")
-                return await self.dial(hello_of(f"slow-{number:04}") + begin)
+                return await self.open(hello_of(f"slow-{number:04}") + begin)
 
 
 class Reconnects(Crowd):
@@ -269,13 +270,13 @@ class Reconnects(Crowd):
 
     @property
     def is_finished(self) -> bool:
-        """Say whether all are over."""
+        """Return whether all are over."""
         return self.tally.counts["ended"] >= self.flood.reconnects
 
     async def _again(self, lane: int, todo: Iterator[int]) -> None:
         hello = hello_of(f"restless-{lane:03}")
         for _number in todo:
-            call = await self.dial(hello, on_message=self._answered)
+            call = await self.open(hello, on_message=self._answered)
             await call.ended.wait()
 
     def _answered(self, call: Call, _content: bytes) -> None:
@@ -295,12 +296,12 @@ class Frames(Crowd):
 
     @property
     def is_finished(self) -> bool:
-        """Say whether all are over."""
+        """Return whether all are over."""
         return self.tally.counts["ended"] >= self.flood.frames
 
     async def _again(self, lane: int, todo: Iterator[int], content: bytes) -> None:
         for number in todo:
-            call = await self.dial(hello_of(f"broken-{lane}") if number % 2 else b"")
+            call = await self.open(hello_of(f"broken-{lane}") if number % 2 else b"")
             call.send(content)
             await call.ended.wait()
 

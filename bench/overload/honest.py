@@ -47,7 +47,7 @@ class GrowingCluster(WantingCluster):
 
     @property
     def is_settled(self) -> bool:
-        """Say whether the last change was acknowledged and carried out."""
+        """Return whether the last change was acknowledged and carried out."""
         is_acknowledged = self.acknowledged_unix_nanos >= self.changed_unix_nanos
         return self.connected.is_set() and is_acknowledged and len(self.configured) == self._machines
 

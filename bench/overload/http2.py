@@ -188,7 +188,7 @@ class Call(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Say whether the call goes on."""
+        """Return whether the call goes on."""
         return self._transport is not None and not self.has_ended and not self._is_closed
 
     @property
@@ -294,7 +294,7 @@ class Call(asyncio.Protocol):
                 self._transport.abort()
 
 
-async def dial(host: str, port: int, call: Call) -> bool:
+async def open_call(host: str, port: int, call: Call) -> bool:
     """Connect a call; False when the connection was refused."""
     try:
         await asyncio.get_running_loop().create_connection(lambda: call, host, port)

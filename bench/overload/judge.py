@@ -51,5 +51,5 @@ def bounds(scenario: Scenario, outcome: Outcome, expected_checksum: str) -> Iter
 
 
 def is_reason(text: str) -> bool:
-    """Say whether a text that a client was given names a limit, and when to come again."""
+    """Return whether a text that a client was given names a limit, and when to come again."""
     return text.startswith(_SHED_CODES) and "in " in text and _RETRY_TEXT in text

@@ -104,7 +104,7 @@ class Run:
         began, cpu_before, clients_before = time.monotonic(), cpu_seconds(self._pid), self._clients_cpu_seconds()
         # The last step has time to be carried out.
         for step in range(scenario.steps):
-            self._honest.tell("step")
+            self._honest.send("step")
             self._sleep_until(began + seconds * (step + 1) / (scenario.steps + 1))
         self._sleep_until(began + seconds)
         while visitors is not None and not all(crowd["finished"] for crowd in visitors.ask("count").values()):
@@ -141,8 +141,8 @@ class Run:
             counted = self._honest.ask("count")
             latest = self._watch.scrapes.cycle_ms(began, time.monotonic())[-1:]
             is_short = bool(latest) and latest[0] <= quiet_ms * self.scenario.cycle_ratio_max
-            is_alone = values["bigfleet_shard_active_sessions"] <= sessions
-            if is_short and is_alone and counted["settled"] == self.scenario.honest:
+            has_no_others = values["bigfleet_shard_active_sessions"] <= sessions
+            if is_short and has_no_others and counted["settled"] == self.scenario.honest:
                 self.outcome.back_seconds = time.monotonic() - began
                 return
             time.sleep(_POLL_SECONDS)
@@ -193,16 +193,16 @@ def _phases(running: Run, watch: Watch, greedy: Child, visitors: Child, *, flood
     has_greedy = floods and scenario.flood.greedy > 0
     running.note_decided("start")
     if has_greedy:
-        greedy.tell("begin")
+        greedy.send("begin")
         _wait_for_rows(watch, scenario.flood.greedy * scenario.flood.greedy_rows)
     watch.memory.start = resident_mib(watch.pid)
     before = watch.scrape()
     running.phase("quiet", scenario.quiet_seconds if floods else 2.0 * scenario.steps)
     running.note_decided("quiet")
     if floods:
-        visitors.tell("begin")
+        visitors.send("begin")
     if has_greedy:
-        greedy.tell("flood")
+        greedy.send("flood")
     if floods:
         running.phase("flood", scenario.flood_seconds, visitors)
     else:
@@ -210,7 +210,7 @@ def _phases(running: Run, watch: Watch, greedy: Child, visitors: Child, *, flood
     running.note_decided("flood")
     if floods:
         if has_greedy:
-            greedy.tell("rest")
+            greedy.send("rest")
             outcome.crowds |= greedy.ask("count")
         outcome.crowds |= visitors.ask("end")
         running.wait_until_back(scenario.honest + (scenario.flood.greedy if has_greedy else 0))

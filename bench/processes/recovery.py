@@ -1,7 +1,7 @@
-"""The processes beside the shard that `bench.workloads.recovery` measures: a fleet's state file, and its operators.
+"""Runs what a shard needs while `bench.workloads.recovery` measures it: a fleet's state file, and its operators.
 
 `fleet STATE MACHINES` writes the state file of a provider. `operators PORT MACHINES` holds the session of each cluster
-of that fleet, which sends the rows of its machines whenever it is opened. Nothing here may be part of what is timed.
+of that fleet, which sends the rows of its machines each time that it is opened. None of that is timed.
 """
 
 import asyncio

@@ -77,14 +77,14 @@ def measure_operator(requests: int, events: int) -> Measured:
         costs: dict[str, float] = {}
         for plural in ("capacityrequests", "pods"):
             operator.ask("look")
-            server.tell(f"touch {plural} {events}")
+            server.send(f"touch {plural} {events}")
             costs[plural] = operator.ask(f"wait {plural} {events}")["cpu_seconds"]
             server.heard()
         operator.ask("look")
         reconnected = operator.ask("reconnect")
         time.sleep(SETTLE_SECONDS)
         recounted = operator.ask("look")
-        server.tell(f"more {events}")
+        server.send(f"more {events}")
         asked = operator.ask(f"wait capacityrequests {events}")["cpu_seconds"]
         server.heard()
         behind = _wait_for_statuses(server)

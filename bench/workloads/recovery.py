@@ -1,9 +1,8 @@
-"""W18: how fast a shard recovers, in whole processes: its first List, and its first decision after kill -9.
+"""Measures W18, how fast a shard recovers, in whole processes: its first List, and its first decision after kill -9.
 
 docs/spec/benchmarks.md. The provider is a process over the provider library, with W8's fleet in its state file; the
 shard is the real command, with its kernels on disk. Each figure is the median of several starts; processor time is that
-of the shard's process, user and system. Nothing here may report a figure of a start that did not see every machine and
-row.
+of the shard's process, user and system. A start that did not see every machine and row has no figure.
 """
 
 import re

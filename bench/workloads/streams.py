@@ -57,7 +57,7 @@ class Child:
             )
         self._log = log
 
-    def tell(self, word: str) -> None:
+    def send(self, word: str) -> None:
         """Write a word."""
         assert self.process.stdin is not None
         self.process.stdin.write(word + "\n")
@@ -73,7 +73,7 @@ class Child:
 
     def ask(self, word: str) -> dict[str, Any]:
         """Write a word and return the answer."""
-        self.tell(word)
+        self.send(word)
         return self.heard()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ def measure_sessions(streams: int, seconds: float) -> Measured:
         assert sum(client.heard()["streams"] for client in clients) == streams
         time.sleep(WARM_UP_SECONDS)
         for process in (shard, *clients):
-            process.tell("begin")
+            process.send("begin")
         time.sleep(seconds)
         figures = shard.ask("end")
         served = [client.ask("end") for client in clients]
@@ -272,7 +272,7 @@ def measure_actuation(machines: int, flags: Sequence[str]) -> Measured:
         before, cpu_before = provider.ask("count"), cpu_seconds(shard.pid)
         operators_before = operators.ask("count")
         assert before["bound"] == operators_before["configured"] == 0, (before, operators_before)
-        operators.tell("begin")
+        operators.send("begin")
         deadline = time.monotonic() + W12_SECONDS_MAX
         counted = operators_before
         while counted["configured"] < machines and time.monotonic() < deadline:

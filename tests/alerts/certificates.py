@@ -88,7 +88,7 @@ CERTIFICATES = Course(
             expire_soon("BigFleetProviderCertificateExpires", "provider"),
             expire_soon("BigFleetCoordinatorCertificateExpires", "replica"),
             Fault(
-                "somebody reads with the certificate of a cluster",
+                "a reader has the certificate of a cluster",
                 {"BigFleetShardIdentityRejected": "shard", "BigFleetCoordinatorIdentityRejected": "replica"},
                 nothing,
                 nothing,

@@ -56,7 +56,7 @@ class Cluster:
         self.open()
 
     def report(self, *rows: Mapping[str, int]) -> None:
-        """Report rows of `cpu` at `priority`; each asks for machines of any type, or of one that nobody offers."""
+        """Report rows of `cpu` at `priority`; each asks for machines of any type, or of one that is not on offer."""
         needs = [
             capacity_pb2.CapacityNeed(
                 aggregate_resources={"cpu": str(row["cpu"])},
@@ -112,11 +112,11 @@ class Cluster:
                 if self.joins:
                     self._say_ready(message.node_state_update.machine_id)
             case "reclaim_instruction":
-                told = message.reclaim_instruction
+                instruction = message.reclaim_instruction
                 drained = shard_pb2.DrainResult.OUTCOME_DRAINED
-                for machine_id in told.machine_ids:
+                for machine_id in instruction.machine_ids:
                     result = shard_pb2.DrainResult(
-                        instruction_id=told.instruction_id, machine_id=machine_id, outcome=drained
+                        instruction_id=instruction.instruction_id, machine_id=machine_id, outcome=drained
                     )
                     self._say(drain_result=result)
 

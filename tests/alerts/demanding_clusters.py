@@ -83,7 +83,7 @@ DEMANDING_CLUSTERS = Course(
     stages=(
         (
             Fault(
-                "a cluster asks for what nobody offers",
+                "a cluster asks for what is not on offer",
                 {
                     "BigFleetShardShortfallCritical": "east",
                     "BigFleetShardShortfallService": "east",

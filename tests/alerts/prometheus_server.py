@@ -92,7 +92,7 @@ class Prometheus:
         return {each["metric"]["instance"] for each in self._query("min_over_time(up[1h]) == 0")}
 
     def is_serving(self) -> bool:
-        """Say whether it answers."""
+        """Return whether it answers."""
         try:
             self.now()
         except OSError:

@@ -35,7 +35,7 @@ class LimitedApi(InMemoryApi):
     """A client whose rights may be revoked and whose calls may fail while it is used."""
 
     def __init__(self, cluster: "SimulatedCluster", on_forbidden: Callable[[], None]) -> None:
-        super().__init__(cluster.server, rights=cluster)  # type: ignore[arg-type]
+        super().__init__(cluster.server, rights=cluster)
         self._on_forbidden = on_forbidden
         self.faults.refuse = cluster.refuse
 
@@ -67,7 +67,7 @@ class SimulatedCluster:
         yield LimitedApi(self, on_forbidden)
 
     def allow(self, verb: str, _group: str, resource: str, *_place: str) -> bool:
-        """Say whether a right was not revoked."""
+        """Return whether a right was not revoked."""
         return verb not in self.wanted.get("revoked", {}).get(resource, ())
 
     def refuse(self, call: ApiCall) -> ApiError | None:

@@ -182,7 +182,7 @@ def test_a_change_of_a_shards_state_is_answered_when_the_disk_has_it(tmp_path: P
 
 
 def is_silent(http: str) -> bool:
-    """Say whether a process does not answer."""
+    """Return whether a process does not answer."""
     try:
         with urllib.request.urlopen(f"http://{http}/healthz", timeout=_SILENT_SECONDS):  # expires
             return False

@@ -156,7 +156,7 @@ def _add_spread(spec: Spec, key: str, name: str, skew: int) -> None:
 
 
 def _host_port(spec: Spec, name: str, _skew: int) -> None:
-    # A port of its own: two workloads with one port are not told apart (docs/limits.md).
+    # A port of its own: two workloads with one port are not distinguished (docs/limits.md).
     port = 10_000 + int(name.rpartition("-")[2])
     spec["containers"][0]["ports"] = [{"containerPort": port, "hostPort": port}]
 

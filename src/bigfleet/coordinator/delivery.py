@@ -82,7 +82,7 @@ class InstructionEntry:
 
     @property
     def is_surfaced(self) -> bool:
-        """Say whether a person should look: refused, abandoned, or failing for the third time and not done yet."""
+        """Return whether a person should look: refused, abandoned, or failing for the third time and not done yet."""
         is_failing = self.failures >= len(RETRY_CYCLES) + 1
         return self.state is State.FAILED or (is_failing and not self.state.is_final)
 

@@ -8,10 +8,10 @@ waiting for the disk, so it may be behind the file and never ahead of it.
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import xxhash
@@ -19,6 +19,7 @@ import xxhash
 from bigfleet.files.checksums import (
     RefusedContent,
     check_content,
+    check_structure,
     count_commit,
     keep_checksums,
     make_checksums,
@@ -149,6 +150,15 @@ def close_unchanged(connection: sqlite3.Connection, path: Path) -> None:
     connection.close()
 
 
+class Format(NamedTuple):
+    """What tells the files of one kind from others: values of SQLite's header. The first schema has no checksums."""
+
+    application_id: int
+    schema: int
+    #: What is said of another file.
+    foreign: str
+
+
 class CheckedDatabase:
     """Checks the content of an open SQLite file, and makes changes to it durable.
 
@@ -163,6 +173,32 @@ class CheckedDatabase:
         self._commits = 0
         #: Whether the file came from elsewhere: it has no counter, or is a backup.
         self.is_moved = False
+
+    def prepare(self, file_format: Format, make_tables: Callable[[sqlite3.Connection], None]) -> None:
+        """Check a file of two schemas, or make a new one or one of the first schema what the second is.
+
+        Raises RefusedContent, sqlite3.Error, OSError. `make_tables` makes those of a new file.
+        """
+        connection = self._connection
+        version, application, pages = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("user_version", "application_id", "page_count")
+        )
+        if pages and (application != file_format.application_id or version not in (1, file_format.schema)):
+            raise RefusedContent(file_format.foreign)
+        if version == file_format.schema:
+            self.check()
+            if self.is_moved:
+                with self.transaction():
+                    self.settle_origin()
+            return
+        with self.transaction():
+            if not pages:
+                make_tables(connection)
+                connection.execute(f"PRAGMA application_id={file_format.application_id}")
+            check_structure(connection)
+            connection.execute(f"PRAGMA user_version={file_format.schema}")
+            self.make()
 
     def make(self, *, is_backup: bool = False) -> None:
         """Give a file of an earlier schema, or a new one, checksums within the caller's transaction.

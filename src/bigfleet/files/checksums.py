@@ -31,7 +31,7 @@ class RefusedContent(Exception):
 
 
 def has_checksums(connection: sqlite3.Connection) -> bool:
-    """Say whether the file has checksums; one of an older schema has none."""
+    """Return whether the file has checksums; one of an older schema has none."""
     return connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (TABLE,)).fetchone() is not None
 
 

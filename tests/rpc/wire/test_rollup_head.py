@@ -134,7 +134,7 @@ def test_our_operators_repeats_are_not_parsed(sent: RollUp, timestamp_unix_nanos
 @settings(max_examples=50, deadline=None)
 @given(rollups(), st.integers(0, 2**63 - 1))
 def test_a_roll_up_whose_head_alone_was_read_is_the_same(sent: RollUp, timestamp_unix_nanos: int) -> None:
-    """Its rows, digest and number of rows are those of the parsed one; they are parsed when somebody asks."""
+    """Its rows, digest and number of rows are those of the parsed one; they are parsed when needed."""
     assume(sent.cluster_id)
     sent = replace(sent, timestamp_unix_nanos=timestamp_unix_nanos)
     content = frame_of(sent)

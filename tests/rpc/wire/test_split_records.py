@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -148,7 +149,7 @@ def assert_the_same(listing: Listing, split: SplitRecords) -> None:
 @given(st.lists(records(), max_size=6))
 @settings(max_examples=in_proportion(300), deadline=None)
 def test_parts_say_what_the_whole_record_says(contents: list[bytes]) -> None:
-    """Whatever the bytes are; what the plain reader refuses is never read in parts."""
+    """For any bytes; what the plain reader refuses is never read in parts."""
 
     async def compare() -> None:
         assert_the_same(*await read(contents))
@@ -174,9 +175,9 @@ def test_records_of_the_provider_kit_are_read_in_parts(shown: list[tuple[Machine
     run_virtual(compare)
 
 
-def message(number: int, **changes: object) -> bytes:
+def message(number: int, **changes: Any) -> bytes:
     """Return a record of a fleet."""
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "id": f"m/{number}",
         "state": 5,
         "host": provider_pb2.HostRef(provider="p", ref=f"i-{number}"),
@@ -185,7 +186,7 @@ def message(number: int, **changes: object) -> bytes:
         "labels": {"rack": f"r{number % 2}"},
         "node_name": f"node-{number}",
     }
-    return provider_pb2.Machine(**(fields | changes)).SerializeToString(deterministic=True)  # type: ignore[arg-type]
+    return provider_pb2.Machine(**(fields | changes)).SerializeToString(deterministic=True)
 
 
 def test_equal_parts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +202,7 @@ def test_equal_parts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parts_beyond_the_limit_are_left_to_the_plain_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory has a bound, whatever a provider writes."""
+    """Memory has a bound for any answer of a provider."""
     monkeypatch.setattr(split_records, "_PARTS_MAX", 2)
 
     async def compare() -> None:

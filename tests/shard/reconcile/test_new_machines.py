@@ -27,7 +27,7 @@ from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.inventory import packed_records
 from bigfleet.shard.inventory.ingest import Ingest, PlainBinding
 from bigfleet.shard.inventory.inventory import Inventory
-from bigfleet.shard.ports import ListedBinding, ShardSettings, SplitRecords
+from bigfleet.shard.ports import ListedBinding, RecordsInParts, ShardSettings, SplitRecords
 from bigfleet.shard.reconcile import new_machines, reconciler
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter, OwnsAll
 from bigfleet.shard.status.cycle_publisher import CyclePublisher
@@ -208,9 +208,9 @@ def plainly(self: Ingest, listed: ListedBinding) -> PlainBinding:
     return plain_binding(self, listed)._replace(is_plain_with_host=True)
 
 
-async def not_once(*asked: Any) -> SplitRecords:
+async def not_once(parts: RecordsInParts, places: Sequence[int], *_others: object) -> SplitRecords:
     """Take machines that are listed twice for new ones."""
-    return await asked[0].read(asked[1])  # type: ignore[no-any-return]
+    return await parts.read(places)
 
 
 def add_with_other_notes(self: ColumnStore, ids: Sequence[MachineId], columns: Columns, notes: Any) -> None:

@@ -1,7 +1,7 @@
-"""Gives back the memory of a library's code that is no longer executed, such as the compiler's once kernels are loaded.
+"""Frees the memory of a library's code that is no longer executed, such as the compiler's once kernels are loaded.
 
 Code is mapped from the file: pages that are dropped are read again when they are executed. Only mappings of which the
-process has changed no page are dropped. Nothing here may be called by a library: it belongs to the whole process.
+process has changed no page are dropped. Only a program may call this: it changes the whole process.
 """
 
 import ctypes

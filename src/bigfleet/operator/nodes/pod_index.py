@@ -24,7 +24,7 @@ def moves_in_a_drain(pod: PodObject) -> bool:
 
 
 def is_healthy(pod: PodObject) -> bool:
-    """Say whether a disruption budget counts the pod: it is Ready and not being deleted."""
+    """Return whether a disruption budget counts the pod: it is Ready and not being deleted."""
     conditions = pod.status.conditions or ()
     return not pod.is_terminating and any(each.type == "Ready" and each.status == "True" for each in conditions)
 
@@ -137,7 +137,7 @@ class PodsByNode:
         return self._healthy.get(namespace, _NO_PODS).values()
 
     def is_healthy(self, pod: PodObject) -> bool:
-        """Say whether this very pod is here and counts for a disruption budget."""
+        """Return whether this very pod is here and counts for a disruption budget."""
         known = self._healthy.get(pod.metadata.namespace, _NO_PODS).get(pod.metadata.key)
         return known is not None and known.metadata.uid == pod.metadata.uid
 

@@ -2,7 +2,7 @@
 
 Nearly every record of a large List has its fields in the order of their numbers, and short ones. Such a record is cut
 into its id, its state, its host, its facts (what many machines have alike), its binding and its node name; of any other
-record nothing is said. One step passes one field of all records. Nothing here may read a field's meaning.
+record nothing is said. One step passes one field of all records. The scan does not read what a field means.
 """
 
 from typing import Final, NamedTuple

@@ -1,7 +1,7 @@
 """Packs what distinguishes a machine from its like, host reference, node name and last error, into few bytes.
 
 Half a million machines have a host reference and a node name each, and all but some have no last error. As two strings
-they take 150 bytes a machine, packed 80. Nothing here may lose a character.
+they take 150 bytes a machine, packed 80. No character is lost.
 """
 
 from typing import Final

@@ -91,7 +91,7 @@ _SOME_HOST = HostRef("provider", "ref")
 
 @lru_cache(maxsize=4096)
 def _holds_invariant(price_usd_per_hour: float, interruption_probability: float) -> bool:
-    """Say whether a machine with these facts holds the invariant, in a state that its host and cluster fit."""
+    """Return whether a machine with these facts holds the invariant, in a state that its host and cluster fit."""
     machine = Machine(
         id=MachineId(""),
         state=MachineState.IDLE,
@@ -235,7 +235,7 @@ class Ingest:
     # ---- many new machines at once ----------------------------------------------------------------------------------
 
     def is_sound(self, facts: Machine) -> bool:
-        """Say whether facts hold the invariant, in a machine whose state and binding do."""
+        """Return whether facts hold the invariant, in a machine whose state and binding do."""
         return _holds_invariant(facts.price_usd_per_hour, facts.interruption_probability)
 
     def plain_binding(self, listed: ListedBinding) -> PlainBinding:
@@ -251,7 +251,7 @@ class Ingest:
         return PlainBinding(binding_of(machine), is_plain and with_host, is_plain and invariant_fault(machine) is None)
 
     def is_connected(self, cluster: str) -> bool:
-        """Say whether a cluster has a session."""
+        """Return whether a cluster has a session."""
         return bool(cluster) and self._sessions.of(cluster) is not None
 
     def insert_many(

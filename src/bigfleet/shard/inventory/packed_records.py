@@ -2,8 +2,7 @@
 
 A dictionary of records takes 200 bytes a machine, half of them for the tuple, the table and the two strings that the
 machine does not share. Here a record is three references at one place of three lists, found through a table of numbers.
-Records that were changed lately are in a small dictionary and are packed together later. Nothing here may know what a
-record means.
+Records that were changed lately are in a small dictionary and are packed together later.
 """
 
 from array import array
@@ -62,7 +61,7 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         return place >= 0 and self._facts[place] is not None
 
     def lacking(self, ids: Sequence[MachineId]) -> npt.NDArray[np.bool_]:
-        """Say of each of many machines whether it has no record."""
+        """Return for each of many machines whether it has no record."""
         table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
         slots = np.array([hash(machine_id) for machine_id in ids], np.int64) & np.int64(len(table) - 1)
         lacks: npt.NDArray[np.bool_] = table[slots] == _EMPTY

@@ -2,7 +2,7 @@
 
 The first List of a large fleet is nothing else. Facts and bindings are judged once each, and a machine is inserted when
 nothing more follows from its record than a frame to its cluster: no refusal, no warning. All others are taken one by
-one. Nothing here may judge a record differently than that.
+one. Both ways must judge each record alike.
 """
 
 from array import array
@@ -117,7 +117,7 @@ class NewMachines:
         return content
 
     def _ours(self, facts: Numbers, bindings: Numbers) -> Mask:
-        """Say of machines that are not known and have no row of their own whether they are ours."""
+        """Return which machines are ours; none is known or has a row of its own."""
         if self._owned is not self._filter.owned:
             self._owned = self._filter.owned
             self._is_ours_by_binding, self._is_ours_by_facts = {}, {}
@@ -136,7 +136,7 @@ class NewMachines:
         return np.array([by_facts[number] if answer is None else answer for answer, number in pairs], np.bool_)
 
     def _is_simple(self, first: int, last: int) -> Mask:
-        """Say of which machines nothing more is to be done than to insert them."""
+        """Return which machines only have to be inserted."""
         facts, bindings, texts = self._facts[first:last], self._bindings[first:last], self.split.texts[first:last]
         for number in np.unique(facts).tolist():
             if number not in self._is_sound:
@@ -154,7 +154,7 @@ class NewMachines:
         return simple
 
     def _is_connected(self, bindings: Numbers) -> Mask:
-        """Say of which machines the cluster has a session."""
+        """Return which machines have a cluster with a session."""
         numbers, which = np.unique(bindings, return_inverse=True)
         clusters = [self.split.binding_values[number].cluster for number in numbers.tolist()]
         connected: Mask = np.array([self._ingest.is_connected(cluster) for cluster in clusters], np.bool_)[which]

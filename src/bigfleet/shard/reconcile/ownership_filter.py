@@ -100,7 +100,7 @@ class OwnershipFilter:
         return {record.machine.id for record in records if not self.owns(record)}
 
     def owns_by_binding(self, listed: ListedBinding) -> bool | None:
-        """Say whether a machine with this binding, not known and without a row of its own, is ours.
+        """Return whether a machine with this binding, not known and without a row of its own, is ours.
 
         None where its facts decide.
         """
@@ -110,7 +110,7 @@ class OwnershipFilter:
         return None
 
     def owns_by_facts(self, facts: Machine) -> bool:
-        """Say whether a machine with these facts is ours, where `owns_by_binding` does not say."""
+        """Return whether a machine with these facts is ours, where `owns_by_binding` does not say."""
         return self.owns(ListedMachine(facts, {}))
 
     def _stays(self, machine: Machine) -> bool:

@@ -1,7 +1,7 @@
 """Limits how many rows of each cluster are read, and has large roll-ups read one at a time.
 
 docs/spec/shard.md §4.4. A cluster over its allowance waits; others do not. Of clusters that wait for their turn, the
-one that had the fewest rows read lately goes first. Nothing here reads a roll-up.
+one that had the fewest rows read lately goes first. The limit reads no roll-up.
 """
 
 import asyncio

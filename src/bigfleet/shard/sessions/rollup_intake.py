@@ -156,14 +156,14 @@ class RollUpIntake:
             self.judge(session, offer)
 
     def _is_large(self, session: Session, offer: RollUpOffer) -> bool:
-        """Say whether a roll-up has to be read off the loop; one that cannot be parsed has not."""
+        """Return whether a roll-up has to be read off the loop; one that cannot be parsed has not."""
         try:
             return not self._is_known(session, offer) and offer.rows > ROWS_ON_LOOP_MAX
         except MalformedMessage:
             return False
 
     def _is_known(self, session: Session, offer: RollUpOffer) -> bool:
-        """Say whether a roll-up is known to repeat the one in force, which costs next to nothing."""
+        """Return whether a roll-up is known to repeat the one in force, which costs next to nothing."""
         return offer.has_digest and self._intake.knows(session.cluster, offer.digest)
 
     def _take(self, session: Session) -> RollUpOffer | None:

@@ -13,7 +13,7 @@ from bigfleet.operator.kubernetes.api import Json, JsonObject, Page, PatchKind, 
 from bigfleet.sim.kubernetes.faults import ApiCall, ApiFaults
 from bigfleet.sim.kubernetes.kinds import Stored, kind_key, plain
 from bigfleet.sim.kubernetes.refusals import AnyResource, forbidden, unreachable
-from bigfleet.sim.kubernetes.rights import EVERYTHING, AccessRights
+from bigfleet.sim.kubernetes.rights import EVERYTHING, Rights
 from bigfleet.sim.kubernetes.selectors import select
 from bigfleet.sim.kubernetes.server import InMemoryApiServer, version_number
 from bigfleet.sim.kubernetes.watching import WatchStream
@@ -37,7 +37,7 @@ class InMemoryApi:
         server: InMemoryApiServer,
         *,
         user: str = "admin",
-        rights: AccessRights = EVERYTHING,
+        rights: Rights = EVERYTHING,
         faults: ApiFaults | None = None,
     ) -> None:
         self.server = server

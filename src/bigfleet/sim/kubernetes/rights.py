@@ -5,7 +5,7 @@ A client without rules may do everything. `rules_of_role` reads the rules of a R
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 _ANY = "*"
 
@@ -32,6 +32,14 @@ class AccessRule:
             and self.namespace in ("", namespace)
             and (not self.names or name in self.names)
         )
+
+
+class Rights(Protocol):
+    """Decides what one user may do."""
+
+    def allow(self, verb: str, group: str, resource: str, namespace: str, name: str, /) -> bool:
+        """Return whether a request is allowed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,14 @@ import msgspec
 
 from bigfleet.files.checked_database import (
     CheckedDatabase,
+    Format,
     check_presence,
     close_unchanged,
     open_unchanged,
     remedy_of,
     text_of,
 )
-from bigfleet.files.checksums import RefusedContent, check_structure
+from bigfleet.files.checksums import RefusedContent
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.backends.partitioned.ports import Carved
 from bigfleet.provider.records.record import Record
@@ -31,8 +32,7 @@ from bigfleet.provider.storage.codec import decode_record
 from bigfleet.provider.storage.sqlite import SCHEMA_VERSION as STATE_SCHEMA_VERSION
 
 #: 2 has checksums.
-_SCHEMA_VERSION: Final = 2
-_APPLICATION_ID: Final = 0x42465054
+_FORMAT: Final = Format(0x42465054, 2, "these are no rooms that this version reads")
 
 
 class StoredChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class SqliteInstanceBook:
             self._connection = connection
             self._database = CheckedDatabase(connection, self._path, is_power_safe=self._is_power_safe)
             connection.execute(f"PRAGMA synchronous={'FULL' if self._is_power_safe else 'NORMAL'}")
-            self._prepare(connection, self._database)
+            self._database.prepare(_FORMAT, _make_tables)
             # Not before the schema: a new file has all of it or no page at all.
             connection.execute("PRAGMA journal_mode=WAL")
             warn_of_loose_modes((self._path,))
@@ -109,26 +109,6 @@ class SqliteInstanceBook:
             self.close()
             remedy = remedy_of(error, "restore it from a backup together with the state")
             raise StartRefused(f"{self._path}: {text_of(error)}; {remedy}") from error
-
-    def _prepare(self, connection: sqlite3.Connection, database: CheckedDatabase) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
-        if has_pages and (application != _APPLICATION_ID or version not in (1, _SCHEMA_VERSION)):
-            raise RefusedContent("these are no rooms that this version reads")
-        if version == _SCHEMA_VERSION:
-            database.check()
-            if database.is_moved:
-                with database.transaction():
-                    database.settle_origin()
-            return
-        with database.transaction():
-            if not has_pages:
-                connection.execute("CREATE TABLE rooms (machine_id TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
-                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-            check_structure(connection)
-            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-            database.make()
 
     async def put(self, machine_id: str, row: StoredChoice) -> None:
         """Write a row, off the loop. Raises sqlite3.Error."""
@@ -150,6 +130,10 @@ class SqliteInstanceBook:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE rooms (machine_id TEXT PRIMARY KEY, row BLOB NOT NULL) WITHOUT ROWID")
 
 
 def read_records(path: Path) -> tuple[Record, ...]:

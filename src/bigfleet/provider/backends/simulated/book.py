@@ -6,19 +6,19 @@ caused it returns. A row must never be written in part.
 
 import sqlite3
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
-from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of, text_of
-from bigfleet.files.checksums import RefusedContent, check_structure
+from bigfleet.files.checked_database import CheckedDatabase, Format, check_presence, close_unchanged, remedy_of, text_of
+from bigfleet.files.checksums import RefusedContent
 from bigfleet.files.private import make_file, warn_of_loose_modes
 from bigfleet.provider.records.refusal import StartRefused
 
 #: 2 has checksums.
-_SCHEMA_VERSION = 2
-_APPLICATION_ID = 0x4246434C
+_FORMAT: Final = Format(0x4246434C, 2, "this is no simulated cloud that this version reads")
 
 
 class SimulatedHost(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -130,7 +130,7 @@ class SqliteHostBook:
             self._connection = connection
             self._database = CheckedDatabase(connection, self._path, is_power_safe=False)
             connection.execute("PRAGMA synchronous=NORMAL")
-            self._prepare(connection, self._database, now_unix_nanos)
+            self._database.prepare(_FORMAT, partial(_make_tables, now_unix_nanos))
             # Not before the schema: a new file has all of it or no page at all.
             connection.execute("PRAGMA journal_mode=WAL")
             warn_of_loose_modes((self._path,))
@@ -144,28 +144,6 @@ class SqliteHostBook:
             self.close()
             remedy = f"restore it from a backup, or move {self._path.name}* away to begin a new world"
             raise StartRefused(f"{self._path}: {text_of(error)}; {remedy_of(error, remedy)}") from error
-
-    def _prepare(self, connection: sqlite3.Connection, database: CheckedDatabase, now_unix_nanos: int) -> None:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        application = connection.execute("PRAGMA application_id").fetchone()[0]
-        has_pages = connection.execute("PRAGMA page_count").fetchone()[0] > 0
-        if has_pages and (application != _APPLICATION_ID or version not in (1, _SCHEMA_VERSION)):
-            raise RefusedContent("this is no simulated cloud that this version reads")
-        if version == _SCHEMA_VERSION:
-            database.check()
-            if database.is_moved:
-                with database.transaction():
-                    database.settle_origin()
-            return
-        with database.transaction():
-            if not has_pages:
-                connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
-                connection.execute("CREATE TABLE machines (id TEXT PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID")
-                connection.execute("INSERT INTO meta VALUES ('began_unix_nanos', ?)", (now_unix_nanos,))
-                connection.execute(f"PRAGMA application_id={_APPLICATION_ID}")
-            check_structure(connection)
-            connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
-            database.make()
 
     def save(self, entries: Iterable[tuple[str, Entry]]) -> None:
         """Write entries in one transaction."""
@@ -183,3 +161,9 @@ class SqliteHostBook:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _make_tables(began_unix_nanos: int, connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID")
+    connection.execute("CREATE TABLE machines (id TEXT PRIMARY KEY, entry BLOB NOT NULL) WITHOUT ROWID")
+    connection.execute("INSERT INTO meta VALUES ('began_unix_nanos', ?)", (began_unix_nanos,))

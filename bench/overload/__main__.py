@@ -1,4 +1,4 @@
-"""`python -m bench.overload`: floods a shard and compares what becomes of honest clusters with the bounds."""
+"""Floods a shard and compares what becomes of honest clusters with the bounds."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a fiftieth of the clients, seconds instead of minutes")
     parser.add_argument("--only", choices=names, help="run only this scenario")
-    parser.add_argument("--json", type=Path, help="file for every figure")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for every figure")
     options = parser.parse_args(arguments)
     if options.json is not None and not options.json.parent.is_dir():
         parser.error(f"--json: {options.json.parent}: no such folder; name a file in a folder that exists")

@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.request import urlopen
 
+import grpc
+
 from bench.harness import Measured, Measurement, Reading
 from bench.workloads.provider import process as provider_process
 from bench.workloads.streams import Child, checksum, cpu_seconds, end, free_port
@@ -127,6 +129,9 @@ def _provider(folder: Path, machines: int) -> Iterator[tuple[int, int]]:
     with _child("fleet", str(state), str(machines), log=log) as writer:
         size = writer.heard()["machines"]
     with provider_process("serve", str(state), str(port), "normal"):
+        # A shard whose first List finds no provider asks again after its interval, which is long here.
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=START_SECONDS_MAX)
         yield port, size
 
 

@@ -77,10 +77,11 @@ controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. One worker: a control plane takes
 # 700 MB and most of a core.
+# Two workers, each with control planes of its own: these tests wait most of the time.
 test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
-	  $(BIN)/python -m pytest -n 0 -m "kubernetes and not slow" $(ARGS)
+	  $(BIN)/python -m pytest -n 2 --dist loadfile -m "kubernetes and not slow" $(ARGS)
 
 test-kubernetes-slow: export BIGFLEET_REQUIRE_KUBERNETES = 1
 test-kubernetes-slow: $(STAMP) ## run the closed loops and the kills on real Kubernetes control planes, 20 minutes and more

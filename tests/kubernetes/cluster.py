@@ -26,7 +26,7 @@ from bigfleet.operator.kubernetes.api import ApiError, JsonObject, Resource
 from bigfleet.operator.kubernetes.http import HttpKubernetesApi
 from bigfleet.operator.kubernetes.kubeconfig import load_endpoint
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
-from bigfleet.operator.kubernetes.resources import NODES, PODS
+from bigfleet.operator.kubernetes.resources import CAPACITY_REQUESTS, NODES, PODS
 from tests.kubernetes.kinds import DEFINITIONS, NAMESPACES, SERVICE_ACCOUNTS
 from tests.patience import PATIENCE_SECONDS, wait_until_async
 
@@ -167,8 +167,14 @@ class ClusterUnderTest:
     async def remove_namespaces(self) -> None:
         """Delete the namespaces that were made, without waiting for their ends."""
         while self._namespaces:
+            name = self._namespaces.pop()
+            # The namespace controller of a young cluster does not know our definitions yet. What it overlooks stays for
+            # ever, and is demand in every later test.
             with suppress(ApiError):
-                await self.api.delete(NAMESPACES, self._namespaces.pop())
+                for request in (await self.api.list_page(CAPACITY_REQUESTS, namespace=name, limit=0)).items:
+                    await self.api.delete(CAPACITY_REQUESTS, request.metadata.name, namespace=name)
+            with suppress(ApiError):
+                await self.api.delete(NAMESPACES, name)
 
     async def read(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
         """Return an object, None when it is absent."""

@@ -1,11 +1,12 @@
-"""Watches the pods of one app and remembers the lowest number of them that was healthy.
+"""Watches the pods of one app and remembers how few healthy ones an eviction left.
 
 Healthy is what a disruption budget counts: Ready and not being deleted. It is judged by a watch of the API server, not
-by what an operator or a shard says.
+by what an operator or a shard says. Only evictions count, because a budget limits nothing else: a ReplicaSet controller
+whose API server is killed deletes pods again that it has deleted, and may leave fewer than the budget wants.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 from bigfleet.cli.runtime.system import SystemClock, system_rng
@@ -21,31 +22,40 @@ class HealthyPods:
     def __init__(self, app: str) -> None:
         self._app = app
         self._healthy: set[str] = set()
-        #: The lowest number since `expect`.
-        self.lowest = 0
+        #: Pods that went, and how many healthy ones were left, in that order.
+        self._left: list[tuple[str, int]] = []
+        self._displaced: set[str] = set()
 
     @property
     def count(self) -> int:
         return len(self._healthy)
 
-    def expect(self) -> None:
-        """Remember the lowest number from now on."""
-        self.lowest = self.count
+    def lowest_left(self, evicted: Collection[str]) -> int:
+        """Return the lowest number of healthy pods that an eviction left, the number now when there was none.
+
+        `evicted` are the pods that the audit log calls so; the watch saw more of them when an API server was killed.
+        """
+        return min(
+            (left for name, left in self._left if name in self._displaced or name in evicted), default=self.count
+        )
 
     def put(self, stored: PodObject, former: PodObject | None) -> None:
         if (stored.metadata.labels or {}).get("app") != self._app:
             return
         if is_ready(stored) and stored.metadata.deletion_timestamp is None:
             self._healthy.add(stored.metadata.uid)
-        else:
-            self._drop(stored.metadata.uid)
+            return
+        if stored.is_displaced:
+            self._displaced.add(stored.metadata.name)
+        self._drop(stored)
 
     def remove(self, former: PodObject) -> None:
-        self._drop(former.metadata.uid)
+        self._drop(former)
 
-    def _drop(self, uid: str) -> None:
-        self._healthy.discard(uid)
-        self.lowest = min(self.lowest, self.count)
+    def _drop(self, pod: PodObject) -> None:
+        if pod.metadata.uid in self._healthy:
+            self._healthy.remove(pod.metadata.uid)
+            self._left.append((pod.metadata.name, self.count))
 
 
 @asynccontextmanager
@@ -61,7 +71,6 @@ async def watched_pods(cluster: ClusterUnderTest, namespace: str, app: str, coun
 
     try:
         await eventually(all_healthy, f"{namespace}: {app} has not {count} healthy pods")
-        pods.expect()
         yield pods
     finally:
         running.cancel()

@@ -30,7 +30,7 @@ from tests.files.stored import CLOUD, COORDINATOR, NOW_SECONDS, PROVIDER, ROOMS,
 #: Changes that each file has.
 CHANGES = 6
 #: What a remedy tells to do, of which each refusal names one.
-REMEDIES = ("restore", "move it", "choose another", "run a newer", "start the newer", "make room")
+REMEDIES = ("restore", "move it", "move the file away", "choose another", "run a newer", "start the newer", "make room")
 
 
 class StoredFiles:

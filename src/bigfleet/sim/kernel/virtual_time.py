@@ -7,6 +7,7 @@ whose peers live in the same process. It must never be used to serve real client
 
 import asyncio
 import selectors
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -54,6 +55,17 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return virtual seconds since the loop was made."""
         return self._jumping.now_seconds
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait until the threads have ended.
+
+        `timeout`, which a Runner sets from Python 3.12 on, is ignored: a thread takes no virtual time, so that any
+        limit would pass at once.
+        """
+        if sys.version_info >= (3, 12):
+            await super().shutdown_default_executor(None)
+        else:
+            await super().shutdown_default_executor()
 
 
 class LoopClock:

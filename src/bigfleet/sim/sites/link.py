@@ -31,7 +31,11 @@ class WatchedHandover:
     """A shard's side of instructions, watched; implements `bigfleet.link.inbox.Handler`."""
 
     def __init__(
-        self, handover: Handover, shard_id: ShardId, observations: Observations, on_instruction: Callable[[], None]
+        self,
+        handover: Handover,
+        shard_id: ShardId,
+        observations: Observations,
+        on_instruction: list[Callable[[], None]],
     ) -> None:
         self._handover = handover
         self._shard_id = shard_id
@@ -53,7 +57,8 @@ class WatchedHandover:
         self._observations.note(
             "instruct", self._shard_id, f"{instruction.instruction_id} {_instruction_text(instruction)}"
         )
-        self._on_instruction()
+        for listener in self._on_instruction:
+            listener()
         try:
             return await self._handover.carry_out(instruction)
         finally:
@@ -77,7 +82,7 @@ class ShardLink:
     ) -> None:
         """`sites` may all be empty places: then no call is ever answered."""
         #: Called when an instruction is about to be carried out.
-        self.on_instruction: Callable[[], None] = lambda: None
+        self.on_instruction: list[Callable[[], None]] = []
         self._shard_id = shard_id
         self._sites = sites
         self._clock = clock
@@ -101,7 +106,7 @@ class ShardLink:
         ownership = shard.ownership
         assert ownership is not None, "a shard with a disk owns what it says"
         observations, shard_id = self._observations, self._shard_id
-        handler = WatchedHandover(ownership.handover, shard_id, observations, lambda: self.on_instruction())
+        handler = WatchedHandover(ownership.handover, shard_id, observations, self.on_instruction)
         counts = LinkCounts(shard.metrics, self._clock)
 
         def answered(instruction: Instruction, ack: Ack) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint
@@ -22,7 +21,13 @@ _STAMPS_SHARED_MAX = 4096
 
 def encode_metadata(machine: Machine) -> dict[str, str]:
     """Return the five keys of a machine's stamps; all are present, the group may be empty."""
-    return {key: stamp.write(getattr(machine, stamp.name)) for key, stamp in _STAMPS.items()}
+    return {
+        labels.ASSIGNED_PRIORITY: str(machine.assigned_priority),
+        labels.ASSIGNED_INTERRUPTION_PENALTY_DOLLARS: dollars_text(machine.assigned_interruption_penalty_dollars),
+        labels.ASSIGNED_RECLAMATION_PENALTY_DOLLARS: dollars_text(machine.assigned_reclamation_penalty_dollars),
+        labels.ASSIGNED_NEED_FINGERPRINT: machine.assigned_need_fingerprint,
+        labels.ASSIGNED_GROUP: machine.assigned_group,
+    }
 
 
 def decode_metadata(machine: Machine, metadata: Mapping[str, str]) -> tuple[Machine, list[str]]:
@@ -32,12 +37,12 @@ def decode_metadata(machine: Machine, metadata: Mapping[str, str]) -> tuple[Mach
     """
     changes: dict[str, object] = {}
     malformed = []
-    for key, stamp in _STAMPS.items():
+    for key, (name, read) in _READERS.items():
         text = metadata.get(key)
         if text is None:
             continue
         try:
-            changes[stamp.name] = stamp.read(text)
+            changes[name] = read(text)
         except ValueError:
             malformed.append(key)
     if not changes:
@@ -73,22 +78,10 @@ def _read_dollars(text: str) -> float:
     return dollars
 
 
-class _StampText(NamedTuple):
-    """How a field of `Stamp` is written, and read back."""
-
-    name: str
-    write: Callable[[Any], str]
-    read: Callable[[str], object]
-
-
-_STAMPS: Mapping[str, _StampText] = {
-    labels.ASSIGNED_PRIORITY: _StampText("assigned_priority", str, _read_priority),
-    labels.ASSIGNED_INTERRUPTION_PENALTY_DOLLARS: _StampText(
-        "assigned_interruption_penalty_dollars", dollars_text, _read_dollars
-    ),
-    labels.ASSIGNED_RECLAMATION_PENALTY_DOLLARS: _StampText(
-        "assigned_reclamation_penalty_dollars", dollars_text, _read_dollars
-    ),
-    labels.ASSIGNED_NEED_FINGERPRINT: _StampText("assigned_need_fingerprint", str, Fingerprint),
-    labels.ASSIGNED_GROUP: _StampText("assigned_group", str, str),
+_READERS: Mapping[str, tuple[str, Callable[[str], object]]] = {
+    labels.ASSIGNED_PRIORITY: ("assigned_priority", _read_priority),
+    labels.ASSIGNED_INTERRUPTION_PENALTY_DOLLARS: ("assigned_interruption_penalty_dollars", _read_dollars),
+    labels.ASSIGNED_RECLAMATION_PENALTY_DOLLARS: ("assigned_reclamation_penalty_dollars", _read_dollars),
+    labels.ASSIGNED_NEED_FINGERPRINT: ("assigned_need_fingerprint", Fingerprint),
+    labels.ASSIGNED_GROUP: ("assigned_group", str),
 }

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columns import store as store_module
 from bigfleet.engine.columns.objects import snapshot_of
-from bigfleet.engine.columns.store import Columns, ColumnSnapshot, Offer, Shape, Stamp
+from bigfleet.engine.columns.store import Columns, ColumnSnapshot, Shape
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.explain.explanation import explain_decision
 from bigfleet.engine.explain.sentences import sentences
@@ -34,12 +34,10 @@ from bigfleet.recording.reader import RecordedCycle
 from bigfleet.recording.recorder import WAITING_MAX, Recorder
 from bigfleet.recording.tracker import differing_ids
 from bigfleet.recording.values import (
-    OfferEntry,
     OptionsDelta,
     ProfileEntry,
     RecordedNeed,
     RecordedShape,
-    StampEntry,
 )
 from bigfleet.sim.kernel.virtual_time import run_virtual
 from tests.engine.changes import History, histories
@@ -186,8 +184,7 @@ def test_everything_that_decides_is_written() -> None:
     assert set(RecordedNeed.__struct_fields__) == {field.name for field in fields(Need)}
     derived = {"fingerprint"}
     assert set(ProfileEntry.__struct_fields__) == {field.name for field in fields(Profile)} - derived
-    for entry, value in ((RecordedShape, Shape), (OfferEntry, Offer), (StampEntry, Stamp)):
-        assert entry.__struct_fields__ == value._fields
+    assert RecordedShape.__struct_fields__ == Shape._fields
     assert Columns._fields == ("state", "cluster", "shape", "offer", "stamp", "idle_since_seconds")
 
 

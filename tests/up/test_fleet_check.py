@@ -145,7 +145,7 @@ async def test_a_fleet_is_checked_at_a_low_rate_and_once_its_shards_answer() -> 
             return self.asked > 1
 
     class OneCluster:
-        def pods(self) -> list[CapacityRequest]:
+        def requests(self) -> list[CapacityRequest]:
             return pods(1)
 
     clock: Any = SteppedClock()

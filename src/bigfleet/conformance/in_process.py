@@ -4,6 +4,7 @@ With a virtual clock a whole run takes a moment. Nothing of the suite but this m
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from bigfleet.conformance.ports import (
     Answer,
@@ -83,22 +84,14 @@ def machine_seen(record: Record) -> MachineSeen:
     """Return a record as the suite reads it."""
     machine: Machine = record.machine
     return MachineSeen(
-        id=machine.id,
-        state=machine.state,
         host=HostSeen(*machine.host) if machine.host.is_present else None,
-        instance_type=machine.instance_type,
-        zone=machine.zone,
-        capacity_type=machine.capacity_type,
-        price_usd_per_hour=machine.price_usd_per_hour,
-        interruption_probability=machine.interruption_probability,
-        resources=machine.resources,
-        allocatable=machine.allocatable,
-        labels=machine.labels,
-        last_error=machine.last_error,
-        cluster=machine.cluster,
         metadata=record.metadata,
-        node_name=machine.node_name,
+        **{name: getattr(machine, name) for name in _AS_THEY_ARE},
     )
+
+
+#: Fields that a record has under the same name.
+_AS_THEY_ARE = tuple(each.name for each in fields(MachineSeen) if each.name not in ("host", "metadata"))
 
 
 class ClientSite:

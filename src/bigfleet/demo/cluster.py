@@ -70,7 +70,7 @@ class SimulatedCluster:
         self._drain_dwell_seconds = DRAIN_DWELL_SECONDS * time_scale
         self._demand = RollUpBuilder(cluster)
         #: All and only the requests that the roll-up counts, oldest first.
-        self._pods: dict[str, CapacityRequest] = {}
+        self._requests: dict[str, CapacityRequest] = {}
         #: State of each machine that the shard has named and that is still the cluster's.
         self._machines: dict[str, MachineState] = {}
         #: All and only the nodes of machines that are Configured or Draining, as the shard was sent.
@@ -84,9 +84,7 @@ class SimulatedCluster:
         self._counts: Counter[str] = Counter()
         #: The shard's last word on the needs.
         self._verdict: frames.NeedStatusUpdate | None = None
-        self._client = SessionClient(
-            cluster=cluster, agent=self, dialer=dialer, clock=clock, rng=rng, settings=settings
-        )
+        self.client = SessionClient(cluster=cluster, agent=self, dialer=dialer, clock=clock, rng=rng, settings=settings)
 
     # ---- demand -------------------------------------------------------------------------------------------------
 
@@ -95,17 +93,17 @@ class SimulatedCluster:
         changed = False
         for request_id in remove:
             changed |= self._demand.remove(request_id)
-            self._pods.pop(request_id, None)
+            self._requests.pop(request_id, None)
         for request in add:
-            self._pods.pop(request.id, None)
+            self._requests.pop(request.id, None)
             changed |= self._demand.put(request)
-            self._pods[request.id] = request
+            self._requests[request.id] = request
         if changed:
-            self._client.demand_changed()
+            self.client.demand_changed()
 
-    def pods(self) -> list[CapacityRequest]:
+    def requests(self) -> list[CapacityRequest]:
         """Return what the pods ask for, oldest first."""
-        return list(self._pods.values())
+        return list(self._requests.values())
 
     async def report(self) -> None:
         """Return once a roll-up with the demand of this moment is in force at the shard.
@@ -116,7 +114,7 @@ class SimulatedCluster:
         while self._accepted_stamp_nanos <= stamp_before_nanos:
             self._heard_ack.clear()
             self._rejection = ""
-            self._client.demand_changed()
+            self.client.demand_changed()
             await self._heard_ack.wait()
             if self._rejection:
                 raise RollUpRejected(f"cluster {self.cluster}: the shard refused the roll-up: {self._rejection}")
@@ -124,7 +122,7 @@ class SimulatedCluster:
     async def run(self) -> None:
         """Hold the session for ever, until cancelled; the drains end with it."""
         try:
-            await self._client.run()
+            await self.client.run()
         finally:
             for task in self._draining.values():
                 task.cancel()
@@ -133,7 +131,7 @@ class SimulatedCluster:
     def statistics(self) -> ClusterStatistics:
         """Return the counts of this moment."""
         return ClusterStatistics(
-            connected=self._client.is_connected,
+            connected=self.client.is_connected,
             requests=len(self._demand),
             machines=Counter(self._machines.values()),
             drains_running=len(self._draining),
@@ -193,7 +191,7 @@ class SimulatedCluster:
         if update.state is MachineState.CONFIGURED and machine_id not in self._nodes:
             status = self._status_of(machine_id, update.node_name or _node_name(machine_id))
             self._nodes[machine_id] = status
-            self._client.node_changed(status)
+            self.client.node_changed(status)
         elif update.state not in (MachineState.CONFIGURED, MachineState.DRAINING):
             self._nodes.pop(machine_id, None)
 
@@ -219,7 +217,7 @@ class SimulatedCluster:
         running = self._draining.pop(drain.machine_id, None)
         if running is not None:
             running.cancel()
-        if drain.machine_id not in self._nodes:
+        if not self._has_node(drain.machine_id):
             self._finish(drain, DrainOutcome.NODE_NOT_FOUND, f"no node of machine {drain.machine_id}")
             return
         self._draining[drain.machine_id] = asyncio.create_task(self._drain(drain))
@@ -239,8 +237,15 @@ class SimulatedCluster:
             machine_id=machine_id, node_name=node_name, ready=True, observed_unix_nanos=self._clock.unix_nanos()
         )
 
+    def _has_node(self, machine_id: str) -> bool:
+        return machine_id in self._nodes
+
+    def _dwell_seconds(self) -> float:
+        """Return how long the pods of a drained node take to leave it."""
+        return self._drain_dwell_seconds * self._rng.uniform(0.5, 1.5)
+
     async def _drain(self, drain: DrainRecord) -> None:
-        dwell_seconds = self._drain_dwell_seconds * self._rng.uniform(0.5, 1.5)
+        dwell_seconds = self._dwell_seconds()
         left_seconds = max(0.0, drain.deadline_seconds - self._clock.monotonic_seconds())
         await self._clock.sleep(min(dwell_seconds, left_seconds))
         del self._draining[drain.machine_id]
@@ -251,7 +256,7 @@ class SimulatedCluster:
 
     def _finish(self, drain: DrainRecord, outcome: DrainOutcome, message: str) -> None:
         self._counts["drains_done"] += 1
-        self._client.drain_finished(
+        self.client.drain_finished(
             DrainResult(
                 instruction_id=drain.instruction_id, machine_id=drain.machine_id, outcome=outcome, message=message
             )

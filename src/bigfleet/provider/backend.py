@@ -5,10 +5,10 @@ know tokens, states, revisions, timeouts or stores: those are the kit's.
 """
 
 from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import MappingProxyType
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
@@ -83,20 +83,16 @@ class ExistingHost(Slot):
     @classmethod
     def of(cls, slot: Slot, *, host_ref: str, node_name: str = "") -> "ExistingHost":
         """Return the host that a slot has, with every fact as the slot declares it."""
-        return cls(
-            id=slot.id,
-            instance_type=slot.instance_type,
-            zone=slot.zone,
-            capacity_type=slot.capacity_type,
-            resources=slot.resources,
-            allocatable=slot.allocatable,
-            labels=slot.labels,
-            price_usd_per_hour=slot.price_usd_per_hour,
-            interruption_probability=slot.interruption_probability,
-            fixed=slot.fixed,
-            host_ref=host_ref,
-            node_name=node_name,
-        )
+        return cls(**_facts_of(slot), host_ref=host_ref, node_name=node_name)
+
+    @property
+    def slot(self) -> Slot:
+        """The slot that offers what the host has."""
+        return Slot(**_facts_of(self))
+
+
+def _facts_of(slot: Slot) -> dict[str, Any]:
+    return {each.name: getattr(slot, each.name) for each in fields(Slot)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

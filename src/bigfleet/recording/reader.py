@@ -31,12 +31,10 @@ from bigfleet.recording.values import (
     VocabularyDelta,
     columns_of,
     need_of,
-    offer_of,
     options_of,
     profile_of,
     rows_of,
     shape_of,
-    stamp_of,
 )
 
 #: Views back that say which rows changed, for readers that follow view by view.
@@ -173,9 +171,9 @@ class _State:
         for name in delta.clusters:
             vocabulary.cluster(name)
         for stamp in delta.stamps:
-            vocabulary.add_stamp(stamp_of(stamp))
+            vocabulary.add_stamp(stamp)
         for offer in delta.offers:
-            vocabulary.add_offer(offer_of(offer))
+            vocabulary.add_offer(offer)
         for shape in delta.shapes:
             vocabulary.add_shape(shape_of(shape))
 

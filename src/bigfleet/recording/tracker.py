@@ -24,12 +24,10 @@ from bigfleet.recording.values import (
     VocabularyDelta,
     columns_bytes,
     need_entry,
-    offer_entry,
     options_delta,
     profile_entry,
     rows_bytes,
     shape_entry,
-    stamp_entry,
 )
 
 #: Ids that are compared at once where two numberings agree.
@@ -121,8 +119,8 @@ class Tracker:
         self._shapes += len(shapes)
         return VocabularyDelta(
             clusters=tuple(clusters),
-            stamps=tuple(map(stamp_entry, stamps)),
-            offers=tuple(map(offer_entry, offers)),
+            stamps=tuple(stamps),
+            offers=tuple(offers),
             shapes=tuple(map(shape_entry, shapes)),
         )
 

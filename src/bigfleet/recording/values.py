@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columns.store import Columns, Offer, Shape, Stamp
+from bigfleet.engine.columns.store import Columns, Offer, Shape
 from bigfleet.engine.decision import CapacityPool, Options, ParkingKey, Weights
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import PreemptedFor
+from bigfleet.model.machine import Stamp
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import Family
@@ -59,32 +59,12 @@ class RecordedShape(msgspec.Struct, frozen=True, array_like=True):
     supply: _Amounts
 
 
-class OfferEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One `Offer` of the vocabulary."""
-
-    capacity_type: int
-    price_usd_per_hour: float
-    interruption_probability: float
-
-
-class StampEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One `Stamp` of the vocabulary."""
-
-    fingerprint: str
-    group: str
-    priority: int
-    interruption_dollars: float
-    reclamation_dollars: float
-    intended_cluster: str
-    preempted_for: tuple[str, str, str] | None
-
-
 class VocabularyDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Entries of the vocabulary that are new, each kind in the order of its numbers."""
 
     clusters: tuple[str, ...] = ()
-    stamps: tuple[StampEntry, ...] = ()
-    offers: tuple[OfferEntry, ...] = ()
+    stamps: tuple[Stamp, ...] = ()
+    offers: tuple[Offer, ...] = ()
     shapes: tuple[RecordedShape, ...] = ()
 
 
@@ -284,36 +264,6 @@ def shape_of(entry: RecordedShape) -> Shape:
     """Return a shape as it was."""
     supply = frozenset((name, int(milli)) for name, milli in entry.supply)
     return Shape(entry.instance_type, entry.zone, frozenset(entry.labels), supply)
-
-
-def offer_entry(offer: Offer) -> OfferEntry:
-    """Return an offer as it is written."""
-    return OfferEntry(*offer)
-
-
-def offer_of(entry: OfferEntry) -> Offer:
-    """Return an offer as it was."""
-    return Offer(entry.capacity_type, entry.price_usd_per_hour, entry.interruption_probability)
-
-
-def stamp_entry(stamp: Stamp) -> StampEntry:
-    """Return stamps as they are written."""
-    fingerprint, group, priority, interruption, reclamation, intended, preempted_for = stamp
-    whom = None if preempted_for is None else (preempted_for.cluster, preempted_for.fingerprint, preempted_for.group)
-    return StampEntry(fingerprint, group, priority, interruption, reclamation, intended, whom)
-
-
-def stamp_of(entry: StampEntry) -> Stamp:
-    """Return stamps as they were."""
-    return Stamp(
-        entry.fingerprint,
-        entry.group,
-        entry.priority,
-        entry.interruption_dollars,
-        entry.reclamation_dollars,
-        entry.intended_cluster,
-        None if entry.preempted_for is None else PreemptedFor(*entry.preempted_for),
-    )
 
 
 # ---- demand ------------------------------------------------------------------------------------------------------

@@ -92,7 +92,9 @@ class AuditRecord(msgspec.Struct):
 
     kind: str
     machine: str
+    cluster: str
     epoch: int
+    decided_cycle: int
     token_sequence: int
     outcome: str
 

@@ -1,7 +1,6 @@
 """What is kept of a machine says all of it, whatever it shares with others."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -63,8 +62,8 @@ def test_a_kept_machine_is_the_one_that_was_put(fleet: list[Machine], shared_max
 def test_facts_and_frames_are_compared_without_making_the_machine(ours: Machine, told: Machine) -> None:
     """With the same outcome as if it were made."""
     kept = keep(Keeper(ColumnStore().vocabulary), ColumnStore(), ours)
-    stamps: dict[str, Any] = dict(zip(kept.binding._fields, kept.binding, strict=True))
-    as_ours = replace(told, **stamps, last_error=ours.last_error)
+    state, cluster, stamp = kept.binding
+    as_ours = replace(told, state=state, cluster=cluster, **stamp._asdict(), last_error=ours.last_error)
     world = World()
 
     assert kept.declares(told) == (as_ours == ours)
@@ -96,5 +95,6 @@ def test_a_preemption_only_stays_with_a_machine_that_drains(state: MachineState)
 
     moved = binding.moved(state, ClusterId("c1"))
 
-    assert moved == binding._replace(state=state, preempted_for=stamped.preempted_for if state is S.DRAINING else None)
+    assert moved.state is state
+    assert moved.stamp == binding.stamp._replace(preempted_for=stamped.preempted_for if state is S.DRAINING else None)
     assert (moved is binding) == (state is S.DRAINING)

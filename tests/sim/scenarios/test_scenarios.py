@@ -24,10 +24,11 @@ from bigfleet.provider.records.fence import NO_TOKEN
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.engine_runner import DecisionEngine, fleet_engine
 from bigfleet.sim.pods import cluster_pods as pods
-from bigfleet.sim.scenarios import cluster_agent, in_process
+from bigfleet.sim.scenarios import cluster_agent
 from bigfleet.sim.scenarios.runner import ScenarioOutcome, run, run_scenario, scenario_of, scenarios
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure, Scenario
 from bigfleet.sim.scenarios.world import ClosedWorld
+from bigfleet.sim.sites import core_provider
 
 #: Cycles of the soak outside of `make soak`: fleets grow, shrink and are released in them.
 SOAK_CYCLES = 40
@@ -388,7 +389,7 @@ def test_a_shard_that_waits_for_its_coordinator_is_found() -> None:
 
 def test_calls_without_a_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With them, nothing stops what an older process asks for."""
-    monkeypatch.setattr(in_process, "Token", lambda *_token: NO_TOKEN)
+    monkeypatch.setattr(core_provider, "Token", lambda *_token: NO_TOKEN)
 
     outcome = run_scenario(scenario_of("zombie-shard"), name="zombie-shard")
 

@@ -4,10 +4,10 @@ One JSON object a line; tests/cases/engine/README.md describes the fields. A lin
 file, its line and what is wrong; it is never skipped.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bigfleet.cli.engine.cases import (
     CAPACITY_TYPES,
@@ -24,8 +24,8 @@ from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, sha
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.files.json_loading import load_json
-from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
-from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor
+from bigfleet.model.ids import ClusterId
+from bigfleet.model.machine import MACHINE_FIELDS, NO_HOST, Machine, PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile, Requirement, TopologySpread
 from bigfleet.model.shapes import Overhead, canonical_overheads
@@ -141,28 +141,22 @@ def _row_record(name: str, row: RowResult) -> dict[str, Any]:
 
 def fleet_machine_of(record: Entry) -> Machine:
     """Return one machine of a generated fleet, whose fields have the names of the spec."""
-    return Machine(
-        id=MachineId(record["id"]),
-        state=STATES[record["state"]],
-        host=HOST if record["host"] else NO_HOST,
-        cluster=ClusterId(record["cluster"]),
-        instance_type=record["instance_type"],
-        zone=record["zone"],
-        capacity_type=CAPACITY_TYPES[record["capacity_type"]],
-        resources=record["resources"],
-        allocatable=record["allocatable"],
-        labels=record["labels"],
-        price_usd_per_hour=dollars(record["price_per_hour"]),
-        interruption_probability=record["interruption_probability"],
-        last_error=record["last_error"],
-        assigned_priority=record["assigned_priority"],
-        assigned_interruption_penalty_dollars=dollars(record["assigned_interruption_penalty_dollars"]),
-        assigned_reclamation_penalty_dollars=dollars(record["assigned_reclamation_penalty_dollars"]),
-        assigned_need_fingerprint=Fingerprint(record["assigned_need_fingerprint"]),
-        assigned_group=record["assigned_group"],
-        intended_cluster=ClusterId(record["intended_cluster"]),
-        preempted_for=PreemptedFor(*record["preempted_for"]) if record["preempted_for"] else None,
-    )
+    values = {name: record["price_per_hour" if name == "price_usd_per_hour" else name] for name in _FIELDS}
+    return Machine(**values | {name: read(values[name]) for name, read in _READ.items()})
+
+
+#: No decision reads the name of a node.
+_FIELDS: Final = tuple(name for name in MACHINE_FIELDS if name != "node_name")
+#: How fields are read that do not stand in the file as they are.
+_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "state": STATES.__getitem__,
+    "host": lambda has_host: HOST if has_host else NO_HOST,
+    "capacity_type": CAPACITY_TYPES.__getitem__,
+    "price_usd_per_hour": dollars,
+    "assigned_interruption_penalty_dollars": dollars,
+    "assigned_reclamation_penalty_dollars": dollars,
+    "preempted_for": lambda row: PreemptedFor(*row) if row else None,
+}
 
 
 def fleet_need_of(record: Entry) -> Need:

@@ -124,7 +124,7 @@ class FleetChecker:
     async def check(self) -> FleetCheck:
         """Check once, off the loop."""
         at_seconds = self._clock.monotonic_seconds()
-        pods = {name: cluster.pods() for name, cluster in self._clusters.items()}
+        pods = {name: cluster.requests() for name, cluster in self._clusters.items()}
         self.last = await asyncio.to_thread(check_fleet, pods, self._observer.figures)
         self._last_at_seconds = at_seconds
         return self.last

@@ -149,7 +149,7 @@ class ColumnarAnswer:
             machine_id=self.view.ids[machine],
             cluster=ClusterId(vocabulary.clusters[columns.cluster[machine]]),
             reason="phase2.inversion",
-            grace_seconds=grace_seconds(priority - vocabulary.stamps[columns.stamp[machine]].priority),
+            grace_seconds=grace_seconds(priority - vocabulary.stamps[columns.stamp[machine]].assigned_priority),
             preemptor_priority=priority,
             preemptor=Preemptor(need.cluster, need.fingerprint, need.group),
         )

@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 
 from bigfleet.engine.columnar.arrays import NO_DOMAIN, QUANTITY_MAX, Bytes, Floats, Int32s, Int64s
-from bigfleet.engine.columns.store import Offer, Shape, Stamp, Vocabulary
+from bigfleet.engine.columns.store import Offer, Shape, Vocabulary
 from bigfleet.model import labels as keys
+from bigfleet.model.machine import Stamp
 from bigfleet.model.profile import Requirement
 from bigfleet.model.vector import Vector
 
@@ -155,18 +156,21 @@ class VocabularyTables:
     def _follow_stamps(self, added: list[Stamp]) -> None:
         if not added:
             return
-        pairs = [self.pairs.number((stamp.fingerprint, stamp.group)) for stamp in added]
+        pairs = [self.pairs.number((stamp.assigned_need_fingerprint, stamp.assigned_group)) for stamp in added]
         intended = [self.clusters.number(stamp.intended_cluster) for stamp in added]
         wanted = [-1 if stamp.preempted_for is None else self.row_key(*stamp.preempted_for) for stamp in added]
         self.stamp_pair = np.concatenate([self.stamp_pair, np.array(pairs, np.int32)])
         self.stamp_intended = np.concatenate([self.stamp_intended, np.array(intended, np.int32)])
         self.stamp_for = np.concatenate([self.stamp_for, np.array(wanted, np.int64)])
         try:
-            priorities = np.array([stamp.priority for stamp in added], np.int64)
+            priorities = np.array([stamp.assigned_priority for stamp in added], np.int64)
         except OverflowError:
             raise DoesNotFit("an assigned priority is outside int64") from None
         self.stamp_priority = np.concatenate([self.stamp_priority, priorities])
-        dollars = np.array([(s.interruption_dollars, s.reclamation_dollars) for s in added], np.float64)
+        dollars = np.array(
+            [(s.assigned_interruption_penalty_dollars, s.assigned_reclamation_penalty_dollars) for s in added],
+            np.float64,
+        )
         self.stamp_interruption = np.concatenate([self.stamp_interruption, dollars[:, 0]])
         self.stamp_reclamation = np.concatenate([self.stamp_reclamation, dollars[:, 1]])
 

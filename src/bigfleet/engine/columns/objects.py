@@ -13,7 +13,7 @@ import numpy as np
 
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot, Shape, Vocabulary
 from bigfleet.engine.snapshot import Snapshot
-from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -61,12 +61,12 @@ def machine_at(view: ColumnSnapshot, row: int, resources: Sequence[Mapping[str, 
         labels=labels_of(shape),
         price_usd_per_hour=offer.price_usd_per_hour,
         interruption_probability=offer.interruption_probability,
-        assigned_priority=stamp.priority,
-        assigned_interruption_penalty_dollars=stamp.interruption_dollars,
-        assigned_reclamation_penalty_dollars=stamp.reclamation_dollars,
-        assigned_need_fingerprint=Fingerprint(stamp.fingerprint),
-        assigned_group=stamp.group,
-        intended_cluster=ClusterId(stamp.intended_cluster),
+        assigned_priority=stamp.assigned_priority,
+        assigned_interruption_penalty_dollars=stamp.assigned_interruption_penalty_dollars,
+        assigned_reclamation_penalty_dollars=stamp.assigned_reclamation_penalty_dollars,
+        assigned_need_fingerprint=stamp.assigned_need_fingerprint,
+        assigned_group=stamp.assigned_group,
+        intended_cluster=stamp.intended_cluster,
         preempted_for=stamp.preempted_for,
     )
 

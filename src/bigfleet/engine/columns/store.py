@@ -21,7 +21,7 @@ import numpy.typing as npt
 from bigfleet.engine.columns.row_lookup import Finder, halved
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import Machine, PreemptedFor
+from bigfleet.model.machine import Machine, Stamp
 from bigfleet.model.validation import ensure
 from bigfleet.model.vector import Vector
 
@@ -55,18 +55,6 @@ class Offer(NamedTuple):
     capacity_type: int
     price_usd_per_hour: float
     interruption_probability: float
-
-
-class Stamp(NamedTuple):
-    """What a machine was bound, bought or preempted for."""
-
-    fingerprint: str
-    group: str
-    priority: int
-    interruption_dollars: float
-    reclamation_dollars: float
-    intended_cluster: str
-    preempted_for: PreemptedFor | None
 
 
 class Vocabulary:
@@ -128,16 +116,7 @@ class Vocabulary:
 
     def stamp(self, machine: Machine) -> int:
         """Return the number of the machine's stamps."""
-        stamp = Stamp(
-            machine.assigned_need_fingerprint,
-            machine.assigned_group,
-            machine.assigned_priority,
-            machine.assigned_interruption_penalty_dollars,
-            machine.assigned_reclamation_penalty_dollars,
-            machine.intended_cluster,
-            machine.preempted_for,
-        )
-        return self.add_stamp(stamp)
+        return self.add_stamp(machine.stamp)
 
     def add_stamp(self, stamp: Stamp) -> int:
         """Return the number of stamps."""

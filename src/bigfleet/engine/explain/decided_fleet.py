@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.sold_out import sold_out_rows
-from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot, Stamp
+from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot
 from bigfleet.engine.decision import Options, RowResult
 from bigfleet.engine.matching import Shapes
 from bigfleet.engine.reference.pool import RESERVABLE_STATES
@@ -23,7 +23,7 @@ from bigfleet.engine.reference.preempt import score_terms
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import Machine
+from bigfleet.model.machine import Machine, Stamp
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
@@ -211,7 +211,7 @@ class DecidedFleet:
 
         def order() -> Ints:
             rows = np.flatnonzero((self.state == state) & (columns.cluster == number)) if number > 0 else _NONE
-            negated_penalty = -self._stamped("reclamation_dollars")[columns.stamp[rows]]
+            negated_penalty = -self._stamped("assigned_reclamation_penalty_dollars")[columns.stamp[rows]]
             return rows[np.lexsort((rows, negated_penalty, self._prices[columns.offer[rows]]))]
 
         return self._cached(("keep", cluster, state), order)
@@ -225,9 +225,9 @@ class DecidedFleet:
             for stamp in self.view.vocabulary.stamps:
                 terms = score_terms(
                     row_priority=priority,
-                    assigned_priority=stamp.priority,
-                    interruption_dollars=stamp.interruption_dollars,
-                    reclamation_dollars=stamp.reclamation_dollars,
+                    assigned_priority=stamp.assigned_priority,
+                    interruption_dollars=stamp.assigned_interruption_penalty_dollars,
+                    reclamation_dollars=stamp.assigned_reclamation_penalty_dollars,
                     drain_seconds=self.options.drain_seconds,
                     weights=self.options.weights,
                 )
@@ -239,7 +239,7 @@ class DecidedFleet:
     @property
     def assigned_priority(self) -> Ints:
         """The priority that each machine was bound with."""
-        priorities = self._cached("priority", lambda: self._stamped("priority").astype(np.int64))
+        priorities = self._cached("priority", lambda: self._stamped("assigned_priority").astype(np.int64))
         return priorities[self.view.columns.stamp]
 
     def stamped(self, is_meant: Callable[[Stamp], bool]) -> Mask:

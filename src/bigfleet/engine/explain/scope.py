@@ -141,13 +141,17 @@ class RowScope:
     def _own(self) -> Mask:
         """By machine: whether it carries the row's fingerprint and group."""
         fingerprint, group = self.need.fingerprint, self.need.group
-        return self.fleet.stamped(lambda stamp: stamp.fingerprint == fingerprint and stamp.group == group)
+        return self.fleet.stamped(
+            lambda stamp: stamp.assigned_need_fingerprint == fingerprint and stamp.assigned_group == group
+        )
 
     def _own_creating(self, need: Need) -> Ints:
         """Return the row's own machines in creation, in the order of the pool."""
         creating = self.fleet.of_state(MachineState.CREATING)
         creating = creating[~self.fleet.hidden[creating]]
-        of_row = self.fleet.stamped(lambda stamp: (stamp.fingerprint, stamp.group) == (need.fingerprint, need.group))
+        of_row = self.fleet.stamped(
+            lambda stamp: (stamp.assigned_need_fingerprint, stamp.assigned_group) == (need.fingerprint, need.group)
+        )
         recorded = self.fleet.stamped(lambda stamp: stamp.intended_cluster == need.cluster != "")
         unrecorded = self.fleet.stamped(lambda stamp: not stamp.intended_cluster)
         creating = creating[of_row[creating]]

@@ -280,7 +280,7 @@ class ColumnMachines:
     def _stamp_of(self, row: int) -> RowKey:
         columns, vocabulary = self._view.columns, self._view.vocabulary
         stamp = vocabulary.stamps[columns.stamp[row]]
-        return (vocabulary.clusters[columns.cluster[row]], stamp.fingerprint, stamp.group)
+        return (vocabulary.clusters[columns.cluster[row]], stamp.assigned_need_fingerprint, stamp.assigned_group)
 
     def _configured_rows(self, cluster: str) -> Rows:
         rows = self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS)
@@ -292,7 +292,9 @@ class ColumnMachines:
         columns, vocabulary = self._view.columns, self._view.vocabulary
         offers, stamps = columns.offer[rows].tolist(), columns.stamp[rows].tolist()
         price = np.array([vocabulary.offers[offer].price_usd_per_hour for offer in offers], np.float64)
-        dollars = np.array([vocabulary.stamps[stamp].reclamation_dollars for stamp in stamps], np.float64)
+        dollars = np.array(
+            [vocabulary.stamps[stamp].assigned_reclamation_penalty_dollars for stamp in stamps], np.float64
+        )
         order: Rows = np.lexsort((rows, -dollars, price))
         return rows[order]
 

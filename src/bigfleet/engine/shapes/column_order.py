@@ -96,7 +96,7 @@ class _Hosts(NamedTuple):
         places = np.zeros(256, np.int64)
         places[list(HELD)] = range(len(HELD))
         stamps, number = np.unique(stamp, return_inverse=True)
-        dollars = [-vocabulary.stamps[each].reclamation_dollars for each in stamps.tolist()]
+        dollars = [-vocabulary.stamps[each].assigned_reclamation_penalty_dollars for each in stamps.tolist()]
         keep = np.unique(np.array(dollars, np.float64), return_inverse=True)[1][number]
         return cls(row, cluster, places[columns.state[row]], shape, offer, stamp, keep)
 
@@ -160,7 +160,7 @@ def _fuller_first(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts,
     offers = [(o.price_usd_per_hour, o.interruption_probability) for o in machines.vocabulary.offers]
     stamps = np.unique(found.stamp)
     groups = np.zeros(int(stamps.max(initial=0)) + 1, np.int64)
-    groups[stamps] = _numbers([machines.vocabulary.stamps[stamp].group for stamp in stamps.tolist()])
+    groups[stamps] = _numbers([machines.vocabulary.stamps[stamp].assigned_group for stamp in stamps.tolist()])
     alike, _ = _numbered(
         found.cluster, found.shape, found.state, _numbers(offers)[found.offer], found.keep, groups[found.stamp]
     )

@@ -32,7 +32,7 @@ def new_record(facts: Slot, provider: str, now_unix_nanos: int) -> Record:
             zone=facts.zone,
             capacity_type=facts.capacity_type,
         ),
-        slot=_slot_of(facts),
+        slot=facts.slot if isinstance(facts, ExistingHost) else facts,
         declared_price_usd_per_hour=facts.price_usd_per_hour,
         declared_probability=facts.interruption_probability,
         state_since_unix_nanos=now_unix_nanos,
@@ -42,23 +42,6 @@ def new_record(facts: Slot, provider: str, now_unix_nanos: int) -> Record:
         host = Host(ref=facts.host_ref, node_name=facts.node_name)
         return _hosted(record, host, provider, MachineState.IDLE, now_unix_nanos)
     return record
-
-
-def _slot_of(facts: Slot) -> Slot:
-    if not isinstance(facts, ExistingHost):
-        return facts
-    return Slot(
-        id=facts.id,
-        instance_type=facts.instance_type,
-        zone=facts.zone,
-        capacity_type=facts.capacity_type,
-        resources=facts.resources,
-        allocatable=facts.allocatable,
-        labels=facts.labels,
-        price_usd_per_hour=facts.price_usd_per_hour,
-        interruption_probability=facts.interruption_probability,
-        fixed=facts.fixed,
-    )
 
 
 def with_facts(record: Record, facts: Slot) -> Record:

@@ -60,31 +60,11 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
     state_revision: int = 0
 
 
-class _ReadRow(msgspec.Struct, frozen=True):
+class _ReadRow(_Row, frozen=True):
     """A `_Row` on its way in: what repeats over a fleet stays text, which is known again in one look-up."""
 
-    instance_type: str
-    zone: str
-    capacity_type: int
-    state: int
-    slot: msgspec.Raw
-    host_provider: str = ""
-    host_ref: str = ""
-    cluster: str = ""
-    node_name: str = ""
-    last_error: str = ""
-    price_usd_per_hour: float = 0.0
-    interruption_probability: float = 0.0
-    declared_price_usd_per_hour: float = 0.0
-    declared_probability: float = 0.0
-    resources: dict[str, str] | None = None
-    allocatable: dict[str, str] | None = None
-    labels: dict[str, str] | None = None
-    metadata: msgspec.Raw = msgspec.Raw(b"")
-    host_node_name: str = ""
-    failures_in_row: int = 0
-    failure: _FailureRow | None = None
-    state_revision: int = 0
+    slot: msgspec.Raw  # type: ignore[assignment]
+    metadata: msgspec.Raw = msgspec.Raw(b"")  # type: ignore[assignment]
 
 
 class _Shape(NamedTuple):

@@ -19,7 +19,7 @@ from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
 from bigfleet.rpc.servers.explain import Explainer, ExplanationRefusal
-from bigfleet.rpc.wire.convert_machine import machine_to_wire
+from bigfleet.rpc.wire.convert_machine import machine_to_wire, stamp_to_wire
 from bigfleet.rpc.wire.convert_session import need_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.cycle.controller import Shard
@@ -147,11 +147,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         delayed_until_unix_nanos, delay_reason = self._shard.guardrails.delay_of(machine.id)
         return shardread_pb2.MachineView(
             machine=machine_to_wire(machine, {}),
-            assigned_priority=machine.assigned_priority,
-            assigned_interruption_penalty_dollars=machine.assigned_interruption_penalty_dollars,
-            assigned_reclamation_penalty_dollars=machine.assigned_reclamation_penalty_dollars,
-            assigned_need_fingerprint=machine.assigned_need_fingerprint,
-            assigned_group=machine.assigned_group,
+            **stamp_to_wire(machine),
             state_since_unix_nanos=self._shard.inventory.state_since_unix_nanos(machine.id),
             pending_action=pending.kind_label if pending is not None else "",
             stuck=self._shard.stuck.is_stuck(machine.id),

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from sys import intern
 from types import MappingProxyType
+from typing import Any
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import NO_HOST, HostRef, Machine
+from bigfleet.model.machine import NO_HOST, HostRef, Machine, Stamp
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2
 
 #: Shapes that are shared: a fleet has some hundreds, a List shows each of them hundreds of thousands of times.
 _SHAPES_MAX = 16384
@@ -50,6 +51,14 @@ def machine_to_wire(machine: Machine, metadata: Mapping[str, str]) -> provider_p
         shard_metadata=metadata,
         node_name=machine.node_name,
     )
+
+
+def stamp_to_wire(machine: Machine) -> dict[str, Any]:
+    """Return the fields of a MachineView that are the machine's stamps."""
+    return {name: getattr(machine, name) for name in _SHOWN_STAMPS}
+
+
+_SHOWN_STAMPS = [name for name in Stamp._fields if name in shardread_pb2.MachineView.DESCRIPTOR.fields_by_name]
 
 
 def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, Mapping[str, str]]:

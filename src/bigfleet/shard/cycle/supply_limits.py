@@ -165,7 +165,7 @@ def _allowed_claims(result: RowResult, snapshot: ColumnSnapshot, refused: frozen
     return frozenset(
         machine_id
         for machine_id in claimed
-        if (row := row_of(snapshot, machine_id)) is not None and stamps[int(stamp_of[row])].group == group
+        if (row := row_of(snapshot, machine_id)) is not None and stamps[int(stamp_of[row])].assigned_group == group
     )
 
 

@@ -96,7 +96,7 @@ def machines_by_kind(view: ColumnSnapshot) -> Mapping[tuple[MachineState, Capaci
         rest, is_bound = divmod(kind, 2)
         rest, stamp = divmod(rest, stamps)
         state, offer = divmod(rest, offers)
-        bucket = bucket_for_dollars(vocabulary.stamps[stamp].interruption_dollars) if is_bound else 0
+        bucket = bucket_for_dollars(vocabulary.stamps[stamp].assigned_interruption_penalty_dollars) if is_bound else 0
         group = (MachineState(state), CapacityType(vocabulary.offers[offer].capacity_type), bucket)
         counts[group] = counts.get(group, 0) + size
     return counts

@@ -19,7 +19,7 @@ from bigfleet.model import vector
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NodeStateUpdate, NodeStatus
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import HostRef, Machine, invariant_fault
+from bigfleet.model.machine import HostRef, Machine, Stamp, invariant_fault
 from bigfleet.model.metadata import decode_metadata
 from bigfleet.model.node_identity import node_labels, node_taints, provider_id
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
@@ -42,7 +42,7 @@ _log = structlog.get_logger("bigfleet.shard.inventory.ingest")
 NO_LONGER_REPORTED = "no longer reported by the provider"
 BOUND_ELSEWHERE = "bound to another cluster by the provider"
 #: What a machine without a binding has none of.
-_BINDING = attrgetter("cluster", *Binding._fields[2:])
+_BOUND = attrgetter("cluster", *Stamp._fields)
 
 
 class Moment(NamedTuple):
@@ -373,7 +373,7 @@ class Ingest:
         machine, metadata = record
         if machine.state in UNBOUND_STATES:
             # Most are without one already, and then our view and the record are one object.
-            return (machine.without_binding() if any(_BINDING(machine)) else machine), None
+            return (machine.without_binding() if any(_BOUND(machine)) else machine), None
         if known is None:
             return self._restored(machine, metadata), None
         ours = known.binding

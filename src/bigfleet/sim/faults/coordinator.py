@@ -153,9 +153,9 @@ async def shard_crash_over_instruction(world: World) -> None:
         if process.dies_at_step is None:
             process.dies_at_step = process.steps + world.rng.randrange(1, _DEATH_STEPS_MAX)
 
-    link.on_instruction = doom
+    link.on_instruction.append(doom)
     await for_a_while(world, 240.0)
-    link.on_instruction = lambda: None
+    link.on_instruction.clear()
     world.observations.note("fault", "shard-crash-over-instruction", f"{site.name} step {site.process.steps}")
     await come_back(world, site, lambda: site.start(world.plan.settings()), 20.0)
 

@@ -8,7 +8,7 @@ not know BigFleet. The number of pods is always that of the workloads.
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from bigfleet.engine.matching import matches
 from bigfleet.model import vector
@@ -18,6 +18,7 @@ from bigfleet.model.quantity import MILLI
 from bigfleet.model.vector import Vector
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.planner.problem import SchedulerOrder
+from bigfleet.sim.pods.evictions import Cause, Eviction
 from bigfleet.sim.pods.scheduler import PODS, Node, Pod, Scheduler, Template, do_not_fit, largest_first
 
 #: How long a gang runs in part before its controller restarts it in another place.
@@ -35,16 +36,8 @@ class Draws(Protocol):
         ...
 
 
-class Displaced(NamedTuple):
-    """What became of the pods of a node that was taken away."""
-
-    #: How many there were.
-    pods: int
-    #: How many more pods wait, now that the scheduler has placed what it could.
-    left_waiting: int
-    #: How many of them had no room on the other nodes, first fit, largest first; the scheduler's own order may leave
-    #: over one that had.
-    without_room: int
+def _note_nothing(_eviction: Eviction) -> None:
+    """Do nothing."""
 
 
 class PodCluster:
@@ -55,12 +48,15 @@ class PodCluster:
         name: str,
         on_change: OnChange,
         *,
+        on_evicted: Callable[[Eviction], None] = _note_nothing,
         clock: Clock,
         draws: Draws | None = None,
         order: SchedulerOrder = SchedulerOrder.LEAST_ALLOCATED,
         overhead: Vector = vector.ZERO,
     ) -> None:
-        """Without `draws` pods of equal priority are bound in the order in which they were made.
+        """`on_evicted` is called when pods have lost their node, after the scheduler has placed what it could.
+
+        Without `draws` pods of equal priority are bound in the order in which they were made.
 
         `overhead` is what DaemonSets take of every node.
         """
@@ -77,6 +73,7 @@ class PodCluster:
         self.restarts = 0
         self._scheduler = Scheduler(self.nodes, order)
         self._on_change = on_change
+        self._on_evicted = on_evicted
         self._clock = clock
         self._draws = draws
         self._number = 0
@@ -160,21 +157,27 @@ class PodCluster:
         self.nodes[machine.id] = Node.of(machine, self.overhead, number=self.joins)
         self._bind()
 
-    def leave(self, machine_id: str) -> Displaced:
+    def leave(self, machine_id: str, cause: Cause = Cause.LOST) -> None:
         """A machine's node is gone, and its pods with it."""
-        without_room = len(self._without_room(machine_id))
-        waiting, pods = len(self._waiting), self._evict(machine_id)
-        self.nodes.pop(machine_id, None)
-        self._bind()
-        return Displaced(pods, max(0, len(self._waiting) - waiting), without_room)
+        self._take(machine_id, cause, is_gone=True)
 
-    def drain(self, machine_id: str) -> Displaced:
+    def drain(self, machine_id: str, cause: Cause = Cause.RECLAIMED) -> None:
         """Cordon a node and evict its pods."""
+        self._take(machine_id, cause, is_gone=False)
+
+    def _take(self, machine_id: str, cause: Cause, *, is_gone: bool) -> None:
         without_room = len(self._without_room(machine_id))
-        self.nodes[machine_id].is_cordoned = True
+        node = self.nodes.get(machine_id)
+        if node is not None:
+            node.is_cordoned = True
         waiting, pods = len(self._waiting), self._evict(machine_id)
+        if is_gone:
+            self.nodes.pop(machine_id, None)
         self._bind()
-        return Displaced(pods, max(0, len(self._waiting) - waiting), without_room)
+        if pods:
+            left_waiting = max(0, len(self._waiting) - waiting)
+            now_seconds = self._clock.monotonic_seconds()
+            self._on_evicted(Eviction(now_seconds, self.name, machine_id, cause, pods, left_waiting, without_room))
 
     def uncordon(self, machine_id: str) -> None:
         """Let pods onto a node again."""

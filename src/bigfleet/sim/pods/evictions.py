@@ -35,7 +35,8 @@ class Eviction(NamedTuple):
     pods: int
     #: By how many more pods wait since then, once the scheduler has placed what it could.
     left_waiting: int
-    #: How many of the pods had no room on the other nodes, first fit, largest first.
+    #: How many of the pods had no room on the other nodes, first fit, largest first; the scheduler's own order may
+    #: leave over one that had.
     without_room: int
 
 

@@ -28,8 +28,6 @@ from bigfleet.coordinator.stores.protocol import (
 from bigfleet.coordinator.tables import Tables
 from bigfleet.link.client import CALL_SECONDS, Client, NotAnswered
 from bigfleet.link.inbox import Inbox
-from bigfleet.link.report_conversion import pools_of
-from bigfleet.link.report_source import ShardReportSource
 from bigfleet.link.reporter import CoordinatorLink, ReportOutcome
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
@@ -38,9 +36,9 @@ from bigfleet.model.ownership import Domain
 from bigfleet.model.shard_report import ShardReport
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
+from bigfleet.sim.sites.link import coordinator_link
 
 ADDRESS: Final = "coordinator:7790"
-PROVIDER_ADDRESS: Final = "provider:9100"
 REPORT_SECONDS: Final = 30.0
 #: How long a leader that cannot reach its store still leads.
 LEASE_SECONDS: Final = 15.0
@@ -178,17 +176,14 @@ class Coordinator:
         """Return the link of one process of the shard. Raises ValueError for a shard that has no file."""
         if shard.ownership is None:
             raise ValueError("a shard without a file of what it owns has no link")
-        return CoordinatorLink(
-            shard_id=shard.shard_id,
-            epoch=shard.epoch,
-            advertised_address=f"{shard.shard_id}:7780",
+        return coordinator_link(
+            shard,
+            file,
             interval_seconds=REPORT_SECONDS,
-            source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(shard.ownership.handover, accepted_term=file.accepted_term),
             client=Client([ADDRESS], self, self._clock),
             clock=self._clock,
             on_report=self._reported,
-            on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
         )
 
     def _reported(self, outcome: ReportOutcome) -> None:

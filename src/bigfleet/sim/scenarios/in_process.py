@@ -5,9 +5,9 @@ wire can be cut: what is sent then is lost, as with a process that died. Nothing
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import (
@@ -19,10 +19,9 @@ from bigfleet.model.frames import (
     ReclaimAck,
     ShardFrame,
 )
-from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.ids import MachineId
 from bigfleet.operator.ports import EndKind, SessionEnded
-from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
-from bigfleet.provider.records.fence import Token
+from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.refusal import Refused
 from bigfleet.provider.testing import settled
 from bigfleet.rpc.wire.convert_session import (
@@ -36,13 +35,16 @@ from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
 from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
 from bigfleet.shard.sessions.registry import Session
+from bigfleet.sim.sites.core_provider import CoreCall, CoreProvider, refusal_of
+
+T = TypeVar("T")
 
 #: One way between two processes.
 WIRE_SECONDS: Final = 0.002
 
 
-class KitProvider:
-    """One shard process's way to a provider; implements `bigfleet.shard.ports.Provider` over the kit's core."""
+class KitProvider(CoreProvider):
+    """Calls the core in this process; each way takes its time, unless the wire is cut."""
 
     def __init__(self, core: CapacityCore, clock: Clock, *, synchronous_create: bool = False) -> None:
         """`synchronous_create` answers a Create with the machine at rest."""
@@ -53,50 +55,14 @@ class KitProvider:
         #: Mutating calls that reached the provider.
         self.calls = 0
 
-    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
-        """Give a slot a host."""
-        return await self._mutate(lambda: self._create(machine_id, token))
-
-    async def _create(self, machine_id: MachineId, token: FenceToken) -> AcceptedCall:
-        ack = await self._core.create(machine_id, token=Token(*token))
-        return (
-            AcceptedCall(ack.operation_id, await settled(self._core, machine_id)) if self._synchronous_create else ack
-        )
-
-    async def configure(
-        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
-    ) -> TransitionAck:
-        """Bind an idle machine to a cluster."""
-        return await self._mutate(
-            lambda: self._core.configure(machine_id, cluster, blob, metadata, token=Token(*token))
-        )
-
-    async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck:
-        """Take a machine back from its cluster."""
-        return await self._mutate(lambda: self._core.drain(machine_id, grace_seconds, token=Token(*token)))
-
-    async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
-        """Give the host back."""
-        return await self._mutate(lambda: self._core.delete(machine_id, token=Token(*token)))
-
     async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the record of one machine."""
-        await self._cross()
-        try:
-            record = await self._core.get(machine_id)
-        except Refused as refused:
-            raise _refusal(refused) from refused
-        await self._cross()
+        record = await self._carried(self._core.get(machine_id))
         return ListedMachine(record.machine, record.metadata)
 
     async def list(self, since_revision: bytes) -> Listing:
         """Return every record, or what changed since the cursor."""
-        await self._cross()
-        try:
-            answer = await self._core.list(since=since_revision)
-        except Refused as refused:
-            raise _refusal(refused) from refused
-        await self._cross()
+        answer = await self._carried(self._core.list(since=since_revision))
         return Listing(
             records=[ListedMachine(record.machine, record.metadata) for record in answer.records],
             revision=answer.revision,
@@ -104,26 +70,32 @@ class KitProvider:
             tombstones=answer.tombstones,
         )
 
-    async def _mutate(self, call: Callable[[], Awaitable[AcceptedCall]]) -> TransitionAck:
-        await self._cross()
-        self.calls += 1
+    async def _mutate(self, method: str, machine_id: MachineId, token: FenceToken, call: CoreCall) -> TransitionAck:
+        async def work() -> TransitionAck:
+            self.calls += 1
+            ack = await call(self._core)
+            is_settled = method == "create" and self._synchronous_create
+            record = await settled(self._core, machine_id) if is_settled else ack.record
+            return TransitionAck(operation_id=ack.operation_id, record=ListedMachine(record.machine, record.metadata))
+
+        return await self._carried(work())
+
+    async def _carried(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            ack = await call()
+            await self._cross()
+            answer = await work
         except Refused as refused:
-            raise _refusal(refused) from refused
+            raise refusal_of(refused) from refused
+        finally:
+            # Where the wire was cut on the way there, nothing was begun.
+            work.close()
         await self._cross()
-        return TransitionAck(
-            operation_id=ack.operation_id, record=ListedMachine(ack.record.machine, ack.record.metadata)
-        )
+        return answer
 
     async def _cross(self) -> None:
         await self._clock.sleep(WIRE_SECONDS)
         if self.is_cut:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, "the connection to the provider is cut")
-
-
-def _refusal(refused: Refused) -> ProviderRefusal:
-    return ProviderRefusal(RefusalKind.of_status(refused.code.name), f"{refused.code.name}: {refused.message}")
 
 
 class LocalDialer:

@@ -8,7 +8,7 @@ runs. Nothing here may reach into the world.
 import gc
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,8 @@ from bigfleet.model.need import RowKey
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.records.record import Record
-from bigfleet.shard.audit.log import START, AuditHead
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.sim.observations import AuditRecord
 from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure
 from bigfleet.sim.scenarios.world import ClosedWorld, Step
@@ -55,44 +55,6 @@ class _Reclaiming(NamedTuple):
     reclaims: Counter[str]
 
 
-class HeardAudit:
-    """One process's audit log, which a watch reads; implements `bigfleet.shard.audit.log.AuditLog`."""
-
-    head: AuditHead = START
-
-    def __init__(self, watch: "Watch", world: ClosedWorld, process: str) -> None:
-        self._watch = watch
-        self._world = world
-        self._process = process
-        self._is_new = True
-
-    @property
-    def is_new_file(self) -> bool:
-        """Say whether nothing was written yet."""
-        return self._is_new
-
-    def make_room(self, size_bytes: int) -> None:
-        """There is always room."""
-
-    def append(self, line: bytes) -> None:
-        """Hand the record on."""
-        self._is_new = False
-        record: dict[str, Any] = msgspec.json.decode(line)
-        if not record["token_sequence"]:
-            return
-        self._watch.carried.append(
-            Carried(
-                cycle=self._world.cycle,
-                decided_cycle=record["decided_cycle"],
-                process=self._process,
-                kind=record["kind"].lower(),
-                machine=record["machine"],
-                cluster=record["cluster"],
-                outcome=record["outcome"],
-            )
-        )
-
-
 class Watch:
     """Everything that is known of one run so far."""
 
@@ -126,6 +88,22 @@ class Watch:
         self._recorded: Counter[str] = Counter()
 
     # ---- while it runs -------------------------------------------------------------------------------------------
+
+    def audited(self, world: ClosedWorld, process: str, line: bytes) -> None:
+        """Note an action that a process has carried out, from a line of its audit log."""
+        record = msgspec.json.decode(line, type=AuditRecord)
+        if record.token_sequence:
+            self.carried.append(
+                Carried(
+                    cycle=world.cycle,
+                    decided_cycle=record.decided_cycle,
+                    process=process,
+                    kind=record.kind.lower(),
+                    machine=record.machine,
+                    cluster=record.cluster,
+                    outcome=record.outcome,
+                )
+            )
 
     async def decided(self, world: ClosedWorld, step: Step) -> None:
         """Take a decision in."""

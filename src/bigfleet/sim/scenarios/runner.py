@@ -20,9 +20,10 @@ from bigfleet.operator.requests import UnmappableRequest
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.sim.kernel.virtual_time import run_virtual
 from bigfleet.sim.scenarios import checks
-from bigfleet.sim.scenarios.measures import HeardAudit, Watch
+from bigfleet.sim.scenarios.measures import Watch
 from bigfleet.sim.scenarios.scenario_file import Crash, Scenario, ScenarioFault, Takes, read_scenario
 from bigfleet.sim.scenarios.world import ClosedWorld, MakeShard
+from bigfleet.sim.sites.stores import DurableAudit
 
 #: The scenarios of a checkout; an installed package has none, and is given a folder.
 FOLDER: Final = Path(__file__).parents[4] / "tests" / "cases" / "sim"
@@ -189,7 +190,7 @@ def _run(
             scenario,
             arm.takes,
             seed=seed,
-            make_audit=lambda world, process: HeardAudit(watch, world, process),
+            make_audit=lambda world, process: DurableAudit(lambda line: watch.audited(world, process, line)),
             make_shard=make_shard,
             disk=disk,
             crash=arm.crash,

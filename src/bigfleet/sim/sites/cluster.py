@@ -10,21 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
-from bigfleet.demo.cluster import SimulatedCluster
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import (
     BootstrapRequest,
     BootstrapResponse,
-    DrainOutcome,
-    NeedStatusUpdate,
     NodeStateUpdate,
-    NodeStatus,
     RollUp,
 )
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
-from bigfleet.model.vector import format_vector
 from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.requests import CapacityRequest
 from bigfleet.operator.rollup import recount
@@ -34,10 +29,11 @@ from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Event, Evicted, Observations, Stranded
-from bigfleet.sim.pods.cluster_pods import Displaced, PodCluster
-from bigfleet.sim.pods.evictions import Cause, Eviction, cause_of, is_voluntary
+from bigfleet.sim.pods.cluster_pods import PodCluster
+from bigfleet.sim.pods.evictions import Cause
+from bigfleet.sim.pods.pod_operator import PodOperator
 from bigfleet.sim.pods.scheduler import Template
-from bigfleet.sim.pods.waiting import WaitingPods, with_waiting
+from bigfleet.sim.pods.waiting import with_waiting
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard import ShardSite
 
@@ -50,31 +46,23 @@ _NODE_STATES: Final = (MachineState.CONFIGURED, MachineState.DRAINING)
 _STORED_MAX = 5
 
 
-class LyingCluster(SimulatedCluster):
+class LyingCluster(PodOperator):
     """The operator's view of the cluster, true or not."""
 
     def __init__(self, site: "ClusterSite", **given: Any) -> None:
-        super().__init__(**given)
+        super().__init__(site.pods, **given)
         self.site = site
-        self.waiting = WaitingPods(site.pods, given["clock"])
 
     def roll_up(self) -> RollUp:
         """Return the demand with the pods that wait, or what the fault of the moment makes of it."""
         true = super().roll_up()
-        waiting = self.waiting.reported()
         if any(self.waiting.is_given_up(pod) for pod in self.site.pods.waiting):
             self.site.observations.mark("a pod given up")
-        needs = with_waiting(true.needs, waiting.values())
-        return self.site.reported(replace(true, needs=needs))
+        return self.site.reported(true)
 
     def configured(self) -> set[str]:
         """Return the machines that the cluster believes to be its own and in service."""
         return {machine_id for machine_id, state in self._machines.items() if state is MachineState.CONFIGURED}
-
-    def need_status(self, update: NeedStatusUpdate) -> None:
-        """Note which rows are called met."""
-        super().need_status(update)
-        self.waiting.heard(update)
 
     def node_state(self, update: NodeStateUpdate) -> None:
         """Follow the machine; pods may come onto the node of one that is in service."""
@@ -82,19 +70,11 @@ class LyingCluster(SimulatedCluster):
         if update.state is MachineState.CONFIGURED:
             self.site.pods.uncordon(update.machine_id)
 
-    def drain_started(self, drain: DrainRecord) -> None:
-        """Evict the node's pods, unless the reclaim is voluntary and they fit nowhere else."""
-        if drain.machine_id in self._nodes:
-            stranded = self.site.evict(drain)
-            if stranded:
-                self._finish(drain, DrainOutcome.WOULD_NOT_FIT, f"{stranded} pods fit on no other node")
-                return
-        super().drain_started(drain)
-
-    def _status_of(self, machine_id: str, node_name: str) -> NodeStatus:
-        requested, pods = self.site.pods.requested(machine_id)
-        status = super()._status_of(machine_id, node_name)
-        return replace(status, requested=format_vector(requested), pods=pods)
+    def _evict(self, drain: DrainRecord) -> int:
+        stranded = super()._evict(drain)
+        if stranded:
+            self.site.stranded(drain, stranded)
+        return stranded
 
     async def bootstrap(self, request: BootstrapRequest) -> BootstrapResponse:
         """Answer, refuse or keep silent."""
@@ -125,6 +105,7 @@ class ClusterSite:
         self.pods = PodCluster(
             name,
             self._changed,
+            on_evicted=lambda eviction: on_event(Evicted(eviction)),
             clock=clock,
             draws=make_rng(f"arrival {name}"),
             overhead={"cpu": hidden_cpu_milli},
@@ -212,24 +193,11 @@ class ClusterSite:
             is_drained = before.state is MachineState.DRAINING and after is not None
             is_broken = after is not None and after.state is MachineState.FAILED
             cause = Cause.UNANSWERED if is_drained and not is_broken else Cause.LOST
-            self._lost(before.machine.id, cause, self.pods.leave(before.machine.id))
+            self.pods.leave(before.machine.id, cause)
 
-    def evict(self, drain: DrainRecord) -> int:
-        """Cordon a node and evict its pods; return how many have no other place, for which nothing is done."""
-        node = self.pods.nodes.get(drain.machine_id)
-        if node is None or node.is_cordoned:
-            return 0
-        stranded = len(self.pods.do_not_fit(drain.machine_id)) if is_voluntary(drain) else 0
-        if stranded:
-            self._on_event(Stranded(self.name, drain, stranded))
-        else:
-            self._lost(drain.machine_id, cause_of(drain), self.pods.drain(drain.machine_id))
-        return stranded
-
-    def _lost(self, machine_id: str, cause: Cause, displaced: Displaced) -> None:
-        if displaced.pods:
-            now_seconds = self._clock.monotonic_seconds()
-            self._on_event(Evicted(Eviction(now_seconds, self.name, machine_id, cause, *displaced)))
+    def stranded(self, drain: DrainRecord, pods: int) -> None:
+        """Report that a node stays, because so many of its pods have no other place."""
+        self._on_event(Stranded(self.name, drain, pods))
 
     def reported(self, truth: RollUp) -> RollUp:
         """Return what is sent in the place of a true roll-up."""

@@ -125,7 +125,7 @@ class ShardFleet:
         for disk in self.disks.values():
             disk.is_full = False
         for link in self.links.values():
-            link.on_instruction = lambda: None
+            link.on_instruction.clear()
         if self.plan.coordinator != LIVE:
             return
         for site in self.replicas:

@@ -11,7 +11,7 @@ from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
-from bigfleet.link.reporter import CoordinatorLink
+from bigfleet.link.reporter import CoordinatorLink, ReportOutcome
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import Ack, Instruction
@@ -31,7 +31,11 @@ class WatchedHandover:
     """A shard's side of instructions, watched; implements `bigfleet.link.inbox.Handler`."""
 
     def __init__(
-        self, handover: Handover, shard_id: ShardId, observations: Observations, on_instruction: Callable[[], None]
+        self,
+        handover: Handover,
+        shard_id: ShardId,
+        observations: Observations,
+        on_instruction: list[Callable[[], None]],
     ) -> None:
         self._handover = handover
         self._shard_id = shard_id
@@ -53,7 +57,8 @@ class WatchedHandover:
         self._observations.note(
             "instruct", self._shard_id, f"{instruction.instruction_id} {_instruction_text(instruction)}"
         )
-        self._on_instruction()
+        for listener in self._on_instruction:
+            listener()
         try:
             return await self._handover.carry_out(instruction)
         finally:
@@ -77,7 +82,7 @@ class ShardLink:
     ) -> None:
         """`sites` may all be empty places: then no call is ever answered."""
         #: Called when an instruction is about to be carried out.
-        self.on_instruction: Callable[[], None] = lambda: None
+        self.on_instruction: list[Callable[[], None]] = []
         self._shard_id = shard_id
         self._sites = sites
         self._clock = clock
@@ -101,7 +106,7 @@ class ShardLink:
         ownership = shard.ownership
         assert ownership is not None, "a shard with a disk owns what it says"
         observations, shard_id = self._observations, self._shard_id
-        handler = WatchedHandover(ownership.handover, shard_id, observations, lambda: self.on_instruction())
+        handler = WatchedHandover(ownership.handover, shard_id, observations, self.on_instruction)
         counts = LinkCounts(shard.metrics, self._clock)
 
         def answered(instruction: Instruction, ack: Ack) -> None:
@@ -117,18 +122,40 @@ class ShardLink:
             faults=self._faults,
             on_answer=lambda answer, is_old: observations.answered(shard_id, answer, is_old=is_old),
         )
-        return CoordinatorLink(
-            shard_id=shard_id,
-            epoch=shard.epoch,
-            advertised_address=f"{shard_id}:7780",
+        return coordinator_link(
+            shard,
+            file,
             interval_seconds=self._interval_seconds,
-            source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
             inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=answered),
             client=Client([site.name for site in self._sites], coordinators, self._clock),
             clock=self._clock,
             on_report=counts.reported,
-            on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
         )
+
+
+def coordinator_link(
+    shard: Shard,
+    file: OwnershipFile,
+    *,
+    interval_seconds: float,
+    inbox: Inbox,
+    client: Client,
+    clock: Clock,
+    on_report: Callable[[ReportOutcome], None],
+) -> CoordinatorLink:
+    """Return the link of one process of a shard, as `bigfleet shard` makes it."""
+    return CoordinatorLink(
+        shard_id=shard.shard_id,
+        epoch=shard.epoch,
+        advertised_address=f"{shard.shard_id}:7780",
+        interval_seconds=interval_seconds,
+        source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
+        inbox=inbox,
+        client=client,
+        clock=clock,
+        on_report=on_report,
+        on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
+    )
 
 
 def _instruction_text(instruction: Instruction) -> str:

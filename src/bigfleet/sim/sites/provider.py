@@ -6,23 +6,23 @@ that no provider should send. Nothing here may make the provider itself do what 
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.ids import ClusterId, IdSource, MachineId
+from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet
 from bigfleet.provider.backends.simulated.world import CloudWorld
-from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
+from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
-from bigfleet.provider.records.fence import Mark, Token
+from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record as CoreRecord
 from bigfleet.provider.records.refusal import Code, Refused
 from bigfleet.rpc.servers.provider import encode_list_entry, join_list
@@ -34,6 +34,7 @@ from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
+from bigfleet.sim.sites.core_provider import CoreCall, CoreProvider, refusal_of
 from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
@@ -187,8 +188,8 @@ class ProviderSite:
                 machine.price_per_hour *= 100
 
 
-class RemoteProvider:
-    """A shard's provider over the simulated network; implements `bigfleet.shard.ports.Provider`."""
+class RemoteProvider(CoreProvider):
+    """Carries calls over the simulated network, in the bytes of the real wire."""
 
     def __init__(
         self, *, site: ProviderSite, network: Network, clock: Clock, caller: str, on_call: Callable[..., None]
@@ -199,35 +200,6 @@ class RemoteProvider:
         self._caller = caller
         #: Called with (method, machine, token) before a mutating call leaves, and with its answer's name after.
         self._on_call = on_call
-
-    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
-        """Give a slot a host."""
-        return await self._mutate(
-            "create", machine_id, token, lambda core: core.create(machine_id, token=Token(*token))
-        )
-
-    async def configure(
-        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
-    ) -> TransitionAck:
-        """Bind an idle machine to a cluster."""
-        return await self._mutate(
-            "configure",
-            machine_id,
-            token,
-            lambda core: core.configure(machine_id, cluster, blob, dict(metadata), token=Token(*token)),
-        )
-
-    async def drain(self, machine_id: MachineId, grace_seconds: int, token: FenceToken) -> TransitionAck:
-        """Take a machine back from its cluster."""
-        return await self._mutate(
-            "drain", machine_id, token, lambda core: core.drain(machine_id, grace_seconds, token=Token(*token))
-        )
-
-    async def delete(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
-        """Give the host back."""
-        return await self._mutate(
-            "delete", machine_id, token, lambda core: core.delete(machine_id, token=Token(*token))
-        )
 
     async def get(self, machine_id: MachineId) -> ListedMachine:
         """Return the record of one machine."""
@@ -241,13 +213,7 @@ class RemoteProvider:
         """Return every record, or what changed since the cursor."""
         return await read_listing(await self._carried(lambda: self._site.listing(since_revision)), self._clock)
 
-    async def _mutate(
-        self,
-        method: str,
-        machine_id: MachineId,
-        token: FenceToken,
-        call: Callable[[CapacityCore], Coroutine[Any, Any, AcceptedCall]],
-    ) -> TransitionAck:
+    async def _mutate(self, method: str, machine_id: MachineId, token: FenceToken, call: CoreCall) -> TransitionAck:
         async def work() -> tuple[str, bytes]:
             ack = await call(self._site.serving())
             return ack.operation_id, _record_bytes(ack.record)
@@ -270,8 +236,7 @@ class RemoteProvider:
         except ConnectionLost as lost:
             raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, f"UNAVAILABLE: {lost}") from lost
         except Refused as refused:
-            kind = RefusalKind.of_status(refused.code.name)
-            raise ProviderRefusal(kind, f"{refused.code.value}: {refused.message}") from refused
+            raise refusal_of(refused) from refused
 
 
 def _record_bytes(record: CoreRecord) -> bytes:

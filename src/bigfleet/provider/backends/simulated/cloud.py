@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
@@ -274,18 +276,8 @@ class SimulatedCloud:
         made = self._entry(machine_id).made
         if made is None:
             return None
-        return Slot(
-            id=machine_id,
-            instance_type=made.instance_type,
-            zone=made.zone,
-            capacity_type=CapacityType(made.capacity_type),
-            resources=made.resources,
-            allocatable=made.allocatable,
-            labels=made.labels,
-            price_usd_per_hour=made.price_usd_per_hour,
-            interruption_probability=made.interruption_probability,
-            fixed=made.fixed,
-        )
+        facts = msgspec.structs.asdict(made) | {"capacity_type": CapacityType(made.capacity_type)}
+        return Slot(id=machine_id, **facts)
 
     def _begin_call(self, machine_id: str) -> None:
         if self._happens("transient", machine_id):

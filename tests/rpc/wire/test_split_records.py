@@ -1,6 +1,6 @@
 """A record that is read in parts says what reading it as a whole does, and one that cannot be is left out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
+from bigfleet.rpc.servers.provider import encode_list_entry
 from bigfleet.rpc.wire import record_scan, split_records
 from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
@@ -66,11 +67,22 @@ def read_varint(content: bytes, position: int) -> tuple[int, int]:
             return number, position
 
 
-#: Records as the provider kit writes them.
-well_written = st.builds(
-    lambda machine, metadata: machine_to_wire(machine, metadata).SerializeToString(deterministic=True),
-    MACHINES,
-    TEXT_MAPS,
+def in_order(machine: Machine, metadata: Mapping[str, str]) -> bytes:
+    """Return a record as protobuf libraries write it."""
+    return machine_to_wire(machine, metadata).SerializeToString(deterministic=True)
+
+
+def of_the_kit(machine: Machine, metadata: Mapping[str, str]) -> bytes:
+    """Return a record as our providers send it: what many machines share stands at the end."""
+    own, shared = encode_list_entry(machine, metadata)
+    content = own + shared
+    _length, start = read_varint(content, 1)
+    return content[start:]
+
+
+WRITERS = (in_order, of_the_kit)
+well_written: st.SearchStrategy[bytes] = st.builds(
+    lambda write, machine, metadata: write(machine, metadata), st.sampled_from(WRITERS), MACHINES, TEXT_MAPS
 )
 #: Fields that no reader expects there: unknown ones, known ones once more, other spellings of numbers, groups.
 odd_fields = st.sampled_from(
@@ -157,17 +169,17 @@ def test_parts_say_what_the_whole_record_says(contents: list[bytes]) -> None:
     run_virtual(compare)
 
 
+@pytest.mark.parametrize("write", WRITERS)
 @given(st.lists(st.tuples(MACHINES, TEXT_MAPS), min_size=1, max_size=6))
 @settings(max_examples=in_proportion(100), deadline=None)
-def test_records_of_the_provider_kit_are_read_in_parts(shown: list[tuple[Machine, dict[str, str]]]) -> None:
+def test_well_written_records_are_read_in_parts(
+    write: Callable[[Machine, Mapping[str, str]], bytes], shown: list[tuple[Machine, dict[str, str]]]
+) -> None:
     """All but those of machines without id and those with a cause of failure."""
 
     async def compare() -> None:
         machines = [replace(machine, last_error="") for machine, _metadata in shown]
-        contents = [
-            machine_to_wire(machine, metadata).SerializeToString(deterministic=True)
-            for machine, (_machine, metadata) in zip(machines, shown, strict=True)
-        ]
+        contents = [write(machine, metadata) for machine, (_machine, metadata) in zip(machines, shown, strict=True)]
         listing, split = await read(contents)
         assert list(split.places) == [place for place, machine in enumerate(machines) if machine.id]
         assert_the_same(listing, split)

@@ -1,8 +1,9 @@
 """Finds where the groups of fields stand in many serialized machines at once, with NumPy.
 
 Nearly every record of a large List has its fields in the order of their numbers, and short ones. Such a record is cut
-into its id, its state, its host, its facts (what many machines have alike), its binding and its node name; of any other
-record nothing is said. One step passes one field of all records. The scan does not read what a field means.
+into its id, its state, its host, its facts (what many machines have alike), its binding and its node name. More facts
+may stand behind all of that: our own provider appends what all machines of a kind share (`encode_list_entry`). Of any
+other record nothing is said. One step passes one field of all records. The scan does not read what a field means.
 """
 
 from typing import Final, NamedTuple
@@ -19,7 +20,7 @@ PADDING: Final = 8
 _FIELDS_MAX: Final = 96
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED = 1, 2, 3
-_ID, _STATE, _HOST, _FACTS, _BINDING, _NODE = range(1, 7)
+_ID, _STATE, _HOST, _FACTS, _BINDING, _NODE, _MORE_FACTS = range(1, 8)
 _SINGLE: Final = (_ID, _STATE, _HOST, _NODE)
 #: By first byte of the tag (provider.proto, Machine): the group, and how the field is written.
 _FIELDS: Final = {
@@ -46,7 +47,7 @@ _GROUP_OF = np.zeros(256, np.int8)
 _KIND_OF = np.zeros(256, np.int8)
 for _tag, (_group, _kind) in _FIELDS.items():
     _GROUP_OF[_tag], _KIND_OF[_tag] = _group, _kind
-_IS_SINGLE = np.isin(np.arange(_NODE + 1), _SINGLE)
+_IS_SINGLE = np.isin(np.arange(_MORE_FACTS + 1), _SINGLE)
 #: Bytes of a field's content that has no length of its own.
 _SIZE_OF = np.where(_KIND_OF == _VARINT, 1, 8)
 
@@ -69,6 +70,8 @@ class Cut(NamedTuple):
     states: Span
     facts: Span
     bindings: Span
+    #: Facts behind the node name.
+    more_facts: Span
     #: The whole field of the host's provider.
     providers: Span
     #: The host reference's characters behind their number, one byte.
@@ -91,6 +94,7 @@ def cut_records(content: npt.NDArray[np.uint8], starts: Places, ends: Places) ->
         states=Span(reached[_ID], reached[_STATE]),
         facts=Span(reached[_HOST], reached[_FACTS]),
         bindings=Span(reached[_FACTS], reached[_BINDING]),
+        more_facts=Span(reached[_NODE], reached[_MORE_FACTS]),
         providers=providers,
         refs=refs,
         node_names=Span(node_starts, reached[_NODE]),
@@ -99,7 +103,7 @@ def cut_records(content: npt.NDArray[np.uint8], starts: Places, ends: Places) ->
 
 def _reached(content: npt.NDArray[np.uint8], starts: Places, ends: Places) -> tuple[Places, Mask]:
     """Return by group where it ends in each record, and whether the record is fields in order up to its end."""
-    reached: Places = np.repeat(starts[np.newaxis], _NODE + 1, axis=0)
+    reached: Places = np.repeat(starts[np.newaxis], _MORE_FACTS + 1, axis=0)
     is_sound = np.ones(len(starts), np.bool_)
     position, group_before = starts.copy(), np.zeros(len(starts), np.int8)
     left = np.flatnonzero(position < ends)
@@ -109,6 +113,7 @@ def _reached(content: npt.NDArray[np.uint8], starts: Places, ends: Places) -> tu
         at = position[left]
         tag = content[at]
         group, kind, before = _GROUP_OF[tag], _KIND_OF[tag], group_before[left]
+        group = np.where((group == _FACTS) & (before > _FACTS), _MORE_FACTS, group)
         is_long = tag == _LONG_TAG
         at += 1
         is_wrong = is_long & (content[at] != _LONG_TAG_END)

@@ -97,8 +97,10 @@ class RecordSplitter:
         record_starts = np.concatenate([np.zeros(1, np.int64), record_ends[:-1]])
         cut = cut_records(np.frombuffer(content + bytes(PADDING), np.uint8), record_starts, record_ends)
         chosen = np.flatnonzero(cut.is_cut)
-        facts_numbers = np.array(facts.numbers(_joined(content, cut.providers, cut.facts, chosen)), np.int32)
-        binding_numbers = np.array(bindings.numbers(_joined(content, cut.states, cut.bindings, chosen)), np.int32)
+        facts_numbers = np.array(
+            facts.numbers(_joined(content, (cut.providers, cut.facts, cut.more_facts), chosen)), np.int32
+        )
+        binding_numbers = np.array(bindings.numbers(_joined(content, (cut.states, cut.bindings), chosen)), np.int32)
         ids, texts = _slices(content, cut.ids, chosen), _texts(content, cut, chosen)
         is_read = (facts_numbers != _UNREADABLE) & (binding_numbers != _UNREADABLE)
         are_texts = [_is_utf8(machine_id) and _is_packed(text) for machine_id, text in zip(ids, texts, strict=True)]
@@ -115,8 +117,8 @@ def _slices(content: bytes, span: Span, chosen: Places) -> list[bytes]:
     return [content[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def _joined(content: bytes, first: Span, second: Span, chosen: Places) -> list[bytes]:
-    return [a + b for a, b in zip(_slices(content, first, chosen), _slices(content, second, chosen), strict=True)]
+def _joined(content: bytes, spans: Sequence[Span], chosen: Places) -> list[bytes]:
+    return list(map(b"".join, zip(*(_slices(content, span, chosen) for span in spans), strict=True)))
 
 
 def _texts(content: bytes, cut: Cut, chosen: Places) -> list[bytes]:

@@ -9,7 +9,7 @@ ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
 # How many seeds of the world of faults `make test-slow` runs; `make soak` runs as many as there is time for.
-WORLD_SEEDS ?= 16
+WORLD_SEEDS ?= 8
 # How long `make soak` runs, and its first seed.
 FOR ?= 1h
 SEED ?= 1
@@ -56,13 +56,13 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 	@$(BIN)/bigfleet kernels build
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
-# a quarter of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
+# half of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 
 # One worker more than cores, because these tests wait for processes most of the time. Without Prometheus the tests of its
 # alerts are skipped, unless BIGFLEET_REQUIRE_PROMETHEUS=1.
-test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 1000
+test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 500
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
 	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)
 

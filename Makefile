@@ -76,7 +76,7 @@ controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless
 	@$(BIN)/python -m tools.build_controlplane
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. One worker: a control plane takes
-# 700 MB and most of a core.
+# 700 MB and most of a core. ARGS="-n 2 --dist loadfile" gives each of two workers a control plane of its own.
 test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \

@@ -9,7 +9,7 @@ ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
 # How many seeds of the world of faults `make test-slow` runs; `make soak` runs as many as there is time for.
-WORLD_SEEDS ?= 16
+WORLD_SEEDS ?= 8
 # How long `make soak` runs, and its first seed.
 FOR ?= 1h
 SEED ?= 1
@@ -56,13 +56,13 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 	@$(BIN)/bigfleet kernels build
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
-# a quarter of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
+# half of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 
 # One worker more than cores, because these tests wait for processes most of the time. Without Prometheus the tests of its
 # alerts are skipped, unless BIGFLEET_REQUIRE_PROMETHEUS=1.
-test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 1000
+test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 500
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
 	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)
 
@@ -75,9 +75,8 @@ test-long: kernels ## run the longest tests, and the engines' proofs on many fle
 controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless it is cached, and print its path
 	@$(BIN)/python -m tools.build_controlplane
 
-# Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. One worker: a control plane takes
-# 700 MB and most of a core.
-# Two workers, each with control planes of its own: these tests wait most of the time.
+# Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Two workers, each with control planes
+# of its own, because these tests wait most of the time; a plane takes 700 MB.
 test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \

@@ -48,13 +48,19 @@ def modules() -> list[Path]:
 @functools.cache
 def parsed(path: Path) -> ast.Module:
     """Return the module's syntax tree."""
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return tree_of(path.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def tree_of(source: str) -> ast.Module:
     """Return the syntax tree of a text; several rules look at each."""
     return ast.parse(source)
+
+
+@functools.cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Return every node of a module; to find them takes longer than what a rule does with them."""
+    return tuple(ast.walk(tree))
 
 
 def name_of(path: Path) -> str:
@@ -84,7 +90,7 @@ def of_each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[]
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     """Yield every function of a module."""
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @of_each(modules())
@@ -139,7 +145,7 @@ def test_forbidden_edges_do_not_exist(package: str, target: str) -> None:
     """The edge is absent from the imports of every module of the package."""
     offenders = []
     for path in sorted((SOURCE / package).rglob("*.py")):
-        for node in ast.walk(parsed(path)):
+        for node in nodes_of(parsed(path)):
             names = (
                 [alias.name for alias in node.names]
                 if isinstance(node, ast.Import)
@@ -176,7 +182,7 @@ def test_a_folder_is_a_package(folder: Path) -> None:
 def imports_of(name: str, tree: ast.Module, known: set[str]) -> set[str]:
     """Return the modules of ours that a module imports, wherever it does: at its top, in a function, for types."""
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -473,7 +479,7 @@ def log_components() -> set[str]:
 def log_events(source: str) -> list[tuple[int, str]]:
     """Return line and text of each log event; of a condition both texts, of another expression the expression."""
     found = []
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(tree_of(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
         if node.func.attr not in LOG_METHODS or ast.unparse(node.func.value).rpartition(".")[2] not in LOG_NAMES:
@@ -549,7 +555,7 @@ def called(node: ast.Call) -> str:
 def finite_deadlines(source: str) -> list[str]:
     """Return the calls that give Hypothesis a deadline, or another profile than that of tests/conftest.py."""
     found = []
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(tree_of(source)):
         if not isinstance(node, ast.Call):
             continue
         name = called(node).rpartition(".")[2]
@@ -565,11 +571,11 @@ def finite_deadlines(source: str) -> list[str]:
 def clock_readings(source: str) -> list[str]:
     """Return where a test reads a clock to measure: a stopwatch of `time`, or a difference of the time of day."""
     found = []
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(tree_of(source)):
         stopwatch = (
             isinstance(node, ast.Attribute)
-            and ast.unparse(node.value) == "time"
             and node.attr.removesuffix("_ns") in STOPWATCHES
+            and ast.unparse(node.value) == "time"
         )
         imported = isinstance(node, ast.ImportFrom) and node.module in {"time", "timeit"}
         difference = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and "time.time" in ast.unparse(node)
@@ -578,10 +584,16 @@ def clock_readings(source: str) -> list[str]:
     return found
 
 
-def _is_virtual(tree: ast.Module, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether a function runs on virtual time, on which a short wait takes no time."""
-    marks = [each.value for each in tree.body if isinstance(each, ast.Assign) and "pytestmark" in ast.unparse(each)]
-    return any("virtual_time" in ast.unparse(each) for each in [*marks, *node.decorator_list])
+def _on_virtual_time(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the functions that run on virtual time, on which a short wait takes no time."""
+    assigned = [each for each in tree.body if isinstance(each, ast.Assign)]
+    marks = [each.value for each in assigned if any("pytestmark" in ast.unparse(name) for name in each.targets)]
+    is_all = any("virtual_time" in ast.unparse(each) for each in marks)
+    return [
+        node
+        for node in functions(tree)
+        if is_all or any("virtual_time" in ast.unparse(each) for each in node.decorator_list)
+    ]
 
 
 def short_waits(source: str) -> list[str]:
@@ -594,11 +606,11 @@ def short_waits(source: str) -> list[str]:
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    virtual = {id(inner) for node in functions(tree) if _is_virtual(tree, node) for inner in ast.walk(node)}
+    virtual = {id(inner) for node in _on_virtual_time(tree) for inner in ast.walk(node)}
     # `while not event.wait(0.02)` looks again and again: a poll.
-    polls = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.While) for inner in ast.walk(node.test)}
+    polls = {id(inner) for node in nodes_of(tree) if isinstance(node, ast.While) for inner in ast.walk(node.test)}
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if not isinstance(node, ast.Call) or id(node) in virtual | polls:
             continue
         granted = [each.value for each in node.keywords if each.arg == "timeout"]

@@ -1,5 +1,8 @@
 """`bigfleet pod-controller`: its flags, its files, and what is said when one of them is wrong."""
 
+import os
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import yaml
 from bigfleet.cli.main import app
 from bigfleet.cli.pod_controller.command import PodControllerFlags
 from bigfleet.cli.runtime.failures import UsageFault
+from tests.patience import PATIENCE_SECONDS
 from tests.processes import run_bigfleet
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "operator.md"
@@ -83,9 +87,27 @@ def test_a_wrong_defaults_file_is_exit_2_with_line_and_place(kubeconfig: Path, t
     assert f"--priority-class-defaults: {defaults}:2: high.interruptionPenalty: '$20' is no quantity" in line
 
 
-@pytest.mark.slow
-def test_a_server_that_is_away_at_start_is_exit_1_in_one_line(kubeconfig: Path) -> None:
-    done = run_bigfleet("pod-controller", "--kubeconfig", str(kubeconfig), "--metrics-addr", "off")
+#: Waits for an API server for three seconds in place of two minutes.
+IMPATIENT = (
+    "import sys; from bigfleet.cli.runtime import kubernetes; kubernetes.AWAY_SECONDS_MAX = 3.0;"
+    "from bigfleet.cli.main import main; sys.argv[0] = 'bigfleet'; main()"
+)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(("-c", IMPATIENT), marks=pytest.mark.slow), pytest.param(("-m", "bigfleet"), marks=pytest.mark.long)],
+    ids=["three-seconds", "two-minutes"],
+)
+def test_a_server_that_is_away_at_start_is_exit_1_in_one_line(kubeconfig: Path, program: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, *program, "pod-controller", "--kubeconfig", str(kubeconfig), "--metrics-addr", "off"],
+        env={**os.environ, "NO_COLOR": "1", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_SECONDS,
+        check=False,
+    )
 
     assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr

@@ -256,7 +256,6 @@ TARGETS: Final = (
         name="kubeconfig",
         read=_file("kubeconfig", lambda path: load_endpoint(clock=_clock(), environment={}, kubeconfig=path)),
         refusals=(KubeconfigError,),
-        doubled_bytes=4_000,
     ),
     Target(
         name="penalty-defaults", read=_file("defaults.yaml", read_penalty_defaults), refusals=(PenaltyDefaultsFault,)

@@ -203,14 +203,17 @@ def test_a_sound_frame_that_makes_no_sense_is_damage(tmp_path: Path) -> None:
         list(read_recording(path))
 
 
-def test_a_frame_that_unpacks_to_too_much_is_damage(tmp_path: Path) -> None:
-    """A file of 2 MB may not take all memory: neither by what it unpacks to nor by a size that it names."""
+def test_a_frame_that_unpacks_to_too_much_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may not take all memory: neither by what it unpacks to nor by a size that it names."""
+    unpacked_bytes_max = 8 * 1024**2
+    monkeypatch.setattr("bigfleet.recording.frames.CONTENT_BYTES_MAX", unpacked_bytes_max)
     packer = zlib.compressobj(9)
-    packed = b"".join(packer.compress(bytes(1024**2)) for _ in range(CONTENT_BYTES_MAX // 1024**2 + 1))
+    packed = b"".join(packer.compress(bytes(1024**2)) for _ in range(unpacked_bytes_max // 1024**2 + 1))
     packed += packer.flush(zlib.Z_SYNC_FLUSH)
     frame = Frame(FrameKind.CYCLE, packed, 0, len(packed))
     with pytest.raises(Damage, match="unpacks to more than"):
         Unpacker().cycle(frame)
+    monkeypatch.undo()
 
     path = tmp_path / "recording"
     fields = struct.pack("<BIQ", FrameKind.HEAD, CONTENT_BYTES_MAX + 1, 0)

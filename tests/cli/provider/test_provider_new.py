@@ -44,6 +44,7 @@ def test_its_own_tests_pass_the_conformance_suite_among_them(project: Path) -> N
     assert "8 passed" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_satisfies_the_strict_type_checker(project: Path, pytestconfig: pytest.Config) -> None:
     cache = pytestconfig.cache
     assert cache is not None

@@ -27,9 +27,17 @@ M0, M1 = MachineId("m0"), MachineId("m1")
 S0, S1 = ShardId("s0"), ShardId("s1")
 STEPS = 300
 SEEDS_OF_A_MUTANT_MAX = 400
-#: Those of `make test-long` (docs/spec/coordinator.md §13); the slow tests run the first part.
+#: Those of `make test-long` (docs/spec/coordinator.md §13); `make test-slow` runs the first part, which is small.
 SEEDS = int(os.environ.get("BIGFLEET_HANDOVER_SEEDS", "10000"))
+SLOW_SEEDS = range(min(200, SEEDS))
 SEEDS_OF_A_PART = 1_000
+PARTS = [
+    pytest.param(SLOW_SEEDS, marks=pytest.mark.slow),
+    *(
+        pytest.param(range(first, min(first + SEEDS_OF_A_PART, SEEDS)), marks=pytest.mark.long)
+        for first in range(SLOW_SEEDS.stop, SEEDS, SEEDS_OF_A_PART)
+    ),
+]
 
 
 def live(seed: int) -> None:
@@ -50,16 +58,9 @@ def test_no_machine_ever_has_two_owners_and_each_has_one_in_the_end(record_prope
 
 
 @pytest.mark.rule("coordinator 9.4/1", "coordinator 13/2")
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(first, marks=pytest.mark.long if first else pytest.mark.slow)
-        for first in range(0, SEEDS, SEEDS_OF_A_PART)
-    ],
-)
-def test_ten_thousand_seeds(first: int, record_property: RecordProperty) -> None:
+@pytest.mark.parametrize("seeds", PARTS, ids=lambda seeds: f"{seeds.start}-{seeds.stop}")
+def test_ten_thousand_seeds(seeds: range, record_property: RecordProperty) -> None:
     """In parts, so that workers share them."""
-    seeds = range(first, min(first + SEEDS_OF_A_PART, SEEDS))
     for seed in seeds:
         live(seed)
     record_property("handovers", (len(seeds), len(seeds)))

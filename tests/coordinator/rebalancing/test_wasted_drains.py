@@ -87,9 +87,15 @@ def test_a_leader_lost_in_a_drain_wastes_one_at_most(record_property: RecordProp
 
 
 @pytest.mark.rule("coordinator 9.5/2")
-@pytest.mark.slow
-@pytest.mark.parametrize("drain_seconds", [60.0, 600.0], ids=["a-short-drain", "the-longest-drain"])
+@pytest.mark.parametrize(
+    ("drain_seconds", "step_seconds"),
+    [
+        pytest.param(60.0, 10, id="a-short-drain", marks=pytest.mark.slow),
+        pytest.param(600.0, 50, id="moments-of-the-longest-drain", marks=pytest.mark.slow),
+        pytest.param(600.0, 10, id="the-longest-drain", marks=pytest.mark.long),
+    ],
+)
 def test_a_leader_lost_at_any_moment_of_a_drain_wastes_one_at_most(
-    drain_seconds: float, record_property: RecordProperty
+    drain_seconds: float, step_seconds: int, record_property: RecordProperty
 ) -> None:
-    record_property("leaders lost in a drain", check_every_moment(drain_seconds, step_seconds=10))
+    record_property("leaders lost in a drain", check_every_moment(drain_seconds, step_seconds))

@@ -208,7 +208,8 @@ def test_a_file_that_is_absent_is_named(file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", ":1: is not YAML: expected the node content, but found '<stream end>'; correct it, or write it again"),
+        ("a: [", ":2: is not YAML: did not find expected node content; correct it, or write it again"),
+        ("[" * 5_000, "is not YAML: more than 100 levels are nested; correct it, or write it again"),
         ("- a", "holds no mapping; it must be a kubeconfig (kind: Config)"),
         ("kind: Pod", "kind: 'Pod' is no kubeconfig; it must be Config"),
         ("", "current-context: is missing; set it: kubectl config use-context NAME"),
@@ -239,6 +240,18 @@ def test_a_file_that_is_absent_is_named(file: Path) -> None:
 def test_a_file_that_is_no_kubeconfig_is_refused(file: Path, text: str, message: str) -> None:
     found = fault(file, text)
     assert found == message
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le"])
+def test_a_byte_order_mark_tells_the_encoding(file: Path, encoding: str) -> None:
+    """PowerShell writes UTF-16 with a mark; without one a file is UTF-8."""
+    file.write_bytes(yaml.safe_dump(config()).encode(encoding))
+
+    if encoding == "utf-16-le":
+        with pytest.raises(KubeconfigError, match="is not YAML"):
+            load(file)
+    else:
+        assert load(file).server == "https://api:6443"
 
 
 @pytest.mark.parametrize(

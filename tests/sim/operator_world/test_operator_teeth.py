@@ -34,8 +34,13 @@ def test_a_planted_defect_of_the_operator_is_found(
     assert found is not None, f"{defect.invariant} did not find it in {BUDGET} seeds"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("defect", DEFECTS, ids=[each.name for each in DEFECTS])
+@pytest.mark.parametrize(
+    "defect",
+    [
+        pytest.param(each, id=each.name, marks=pytest.mark.long if number % 4 else pytest.mark.slow)
+        for number, each in enumerate(DEFECTS)
+    ],
+)
 def test_the_world_of_a_defect_is_sound_without_it(defect: OperatorDefect) -> None:
     """Without a defect nothing is found: what finds the defects is not the world itself."""
     assert run_operator_plan(defect.plan(defect.seed)).violations == ()

@@ -14,7 +14,7 @@ from bigfleet.sim.operator_world.run import run_operator_plan
 from bigfleet.sim.world.run import WorldResult
 
 #: As many as the fault world has (`make test-slow WORLD_SEEDS=200`).
-SLOW_SEEDS = range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "16")))
+SLOW_SEEDS = range(200, 200 + int(os.environ.get("BIGFLEET_WORLD_SEEDS", "8")))
 
 
 def violations_of(result: WorldResult) -> list[str]:

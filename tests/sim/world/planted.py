@@ -127,7 +127,7 @@ def every(number: int) -> Callable[[], bool]:
     "the provider's fence is off",
     "S2",
     "shard-zombie",
-    found_by=2,
+    found_by=3,
     change_seconds_mean=2.0,
     fault_seconds_mean=3.0,
     reclaim_cap_fraction=0.5,
@@ -417,7 +417,15 @@ def _never_empty(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NeedsTable, "replace", keep)
 
 
-@defect("the first roll-up is not awaited", "S9", "shard-crash", "operator-silent", "operator-crash", "partition")
+@defect(
+    "the first roll-up is not awaited",
+    "S9",
+    "shard-crash",
+    "operator-silent",
+    "operator-crash",
+    "partition",
+    found_by=5,
+)
 def _gate(patch: pytest.MonkeyPatch) -> None:
     before = Intake.__init__
 

@@ -60,8 +60,19 @@ WORLDS = {msgspec.json.encode(plan): plan for plan in (world(1), planted_fleet.f
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plan", WORLDS.values(), ids=[f"world-{number}" for number in range(len(WORLDS))])
+#: `make test-slow` runs one of so many of these worlds, `make test-long` the others.
+SLOW_WORLDS_STEP = 4
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param(
+            plan, id=f"world-{number}", marks=pytest.mark.long if number % SLOW_WORLDS_STEP else pytest.mark.slow
+        )
+        for number, plan in enumerate(WORLDS.values())
+    ],
+)
 def test_the_worlds_of_the_defects_are_sound_without_them(plan: WorldPlan) -> None:
     """Without a defect nothing is found: what finds the defects is not the world itself."""
     assert run_plan(plan).violations == ()

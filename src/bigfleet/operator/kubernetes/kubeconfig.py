@@ -6,6 +6,7 @@ is not supported is refused by name, because ignoring it would mean another serv
 
 import base64
 import binascii
+import codecs
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.credentials import (
     PLUGIN_API_VERSIONS,
@@ -206,9 +208,15 @@ class _Entry:
         return content
 
 
+def _text_of(content: bytes) -> str:
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte order mark, as PowerShell writes it."""
+    is_utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_utf_16 else "utf-8-sig")
+
+
 def _read(path: Path) -> _Entry:
     try:
-        document = yaml.safe_load(path.read_bytes())
+        document = load_yaml(_text_of(path.read_bytes()))
     except OSError as error:
         raise KubeconfigError(
             f"{path}: cannot be read: {error.strerror or error}; name a kubeconfig that this process may read"

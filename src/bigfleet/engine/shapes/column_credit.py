@@ -25,9 +25,9 @@ from bigfleet.model.vector import sum_of
 #: Pods of a cluster up to which the columns hold every sum.
 PODS_MAX: Final = 1 << 40
 #: After so many steps, machines that have room for no later group are dropped.
-_STEPS_TO_DROP: Final = 6
-#: Hosts of a cluster that are looked at together; four times as many each time that this was not enough.
-_HOSTS_AT_ONCE: Final = 64
+_STEPS_TO_DROP: Final = 3
+#: Hosts without claims of a cluster that are looked at together; four times as many each time that this was not enough.
+_HOSTS_AT_ONCE: Final = 8
 
 
 def credit_on_columns(fleet: DecisionState, machines: ColumnMachines) -> list[ClusterState]:
@@ -183,7 +183,9 @@ class _Demand:
     counts: Rows
     #: Most pods on one machine.
     limits: Rows
-    #: What one pod requests: (group, dimension).
+    #: What one pod requests, as a place in `requests`.
+    number: Rows
+    #: The different requests: (request, dimension).
     requests: Rows
 
     @classmethod
@@ -199,7 +201,8 @@ class _Demand:
             first=first,
             counts=np.array([group.count for group in groups], np.int64),
             limits=np.array([group.limit or NO_LIMIT for group in groups], np.int64),
-            requests=different[np.array(numbers, np.int64)],
+            number=np.array(numbers, np.int64),
+            requests=different,
         )
 
     def wanted(self) -> Floats:
@@ -208,15 +211,19 @@ class _Demand:
         found = np.zeros((len(clusters), self.requests.shape[1]))
         for c in clusters:
             here = slice(*self.first[c : c + 2])
-            requests, counts = self.requests[here], self.counts[here]
+            requests, counts = self.requests[self.number[here]], self.counts[here]
             found[c] = counts @ requests
             if (counts.astype(np.float64) @ requests).max(initial=0.0) >= NO_LIMIT:
                 found[c] = [sum(map(mul, counts.tolist(), column)) for column in requests.T.tolist()]
         return found
 
-    def least_from(self, number: Rows) -> Rows:
-        """Return the least request of each cluster, by dimension, from its nth group on."""
-        return np.array([self.requests[n:end].min(axis=0) for n, end in zip(number, self.first[1:], strict=False)])
+    def least_from(self) -> Rows:
+        """Return the least request of each group and those after it in its cluster: (group, dimension)."""
+        found, sizes = self.requests[self.number], np.diff(self.first)
+        for step in range(int(sizes.max(initial=0)) - 2, -1, -1):
+            groups = self.first[:-1][sizes > step + 1] + step
+            found[groups] = np.minimum(found[groups], found[groups + 1])
+        return found
 
 
 # ---- placing -----------------------------------------------------------------------------------------------------
@@ -234,12 +241,14 @@ class _Placing:
     """Places the groups of all clusters, step by step."""
 
     def __init__(self, hosts: HostColumns, rows: Sequence[RowState], demand: _Demand) -> None:
-        self._hosts, self._demand = hosts, demand
+        self._demand = demand
         self._access, self._is_allowed = _access(hosts, rows)
-        #: Hosts that may have room, in order, and how many of them each cluster has.
-        self._host = np.arange(len(hosts.row))
-        self._sizes = np.diff(hosts.first)
-        self._rooms = [np.ascontiguousarray(hosts.totals[:, d]) for d in range(hosts.totals.shape[1])]
+        #: Hosts by cluster, each in order, with their kinds and rooms. Those before `start` have room for nothing that
+        #: follows, those from `unused` on have no claims.
+        self._host, self._kind = np.arange(len(hosts.row)), hosts.kind.copy()
+        self._rooms = [hosts.totals[:, d].copy() for d in range(hosts.totals.shape[1])]
+        self._start, self._unused, self._end = hosts.first[:-1].copy(), hosts.first[:-1].copy(), hosts.first[1:]
+        self._least = demand.least_from()
         self._found: list[_Claims] = []
 
     def claims(self) -> _Claims:
@@ -258,35 +267,38 @@ class _Placing:
         )
 
     def _drop(self, groups: Rows) -> None:
-        """Drop the hosts that have no room for a pod of these groups and of those that follow."""
-        least, sizes = self._demand.least_from(groups), self._sizes[: len(groups)]
-        end = int(sizes.sum())
-        is_open = np.ones(end, np.bool_)
-        for d, room in enumerate(self._rooms):
-            is_open &= room[:end] >= np.repeat(least[:, d], sizes)
-        self._host = self._host[:end][is_open]
-        self._rooms = [room[:end][is_open] for room in self._rooms]
-        self._sizes = np.bincount(np.repeat(np.arange(len(groups)), sizes)[is_open], minlength=len(groups))
+        """Drop the hosts that have claims and no room for a pod of these groups and of those that follow."""
+        end = self._unused[: len(groups)]
+        many = end - self._start[: len(groups)]
+        places, cluster = _ranges(end - many, many), np.repeat(np.arange(len(groups)), many)
+        least, is_open = self._least[groups], np.ones(len(places), np.bool_)
+        for d in np.flatnonzero(least.any(axis=0)).tolist():
+            is_open &= self._rooms[d][places] >= least[:, d][cluster]
+        left = np.bincount(cluster[is_open], minlength=len(groups))
+        # Those that stay move to the others, in their order.
+        kept, moved = places[is_open], _ranges(end - left, left)
+        for column in (self._host, self._kind, *self._rooms):
+            column[moved] = column[kept]
+        self._start[: len(groups)] = end - left
 
     def _place(self, groups: Rows) -> None:
         """Place one group of each cluster; `groups` are by cluster."""
-        left, sizes = self._demand.counts[groups], self._sizes[: len(groups)]
-        cluster, end = np.arange(len(groups)), np.cumsum(sizes)
-        start, most = end - sizes, _HOSTS_AT_ONCE
+        left, most = self._demand.counts[groups], _HOSTS_AT_ONCE
+        cluster, start, end = np.arange(len(groups)), self._start[: len(groups)], self._end[: len(groups)]
+        stop = np.minimum(self._unused[: len(groups)] + most, end)
         # Most groups have their places on the first hosts.
         while len(cluster):
-            stop = np.minimum(start + most, end)
             many = stop - start
-            places = np.arange(many.sum()) + np.repeat(start - np.cumsum(many) + many, many)
-            self._place_on(places, np.repeat(cluster, many), groups, left)
+            self._place_on(_ranges(start, many), np.repeat(cluster, many), groups, left)
             is_open = (left[cluster] > 0) & (stop < end)
             cluster, start, end, most = cluster[is_open], stop[is_open], end[is_open], 4 * most
+            stop = np.minimum(start + most, end)
 
     def _place_on(self, places: Rows, cluster: Rows, groups: Rows, left: Rows) -> None:
         """Place what is left of each cluster's group on these hosts, in order; `cluster` has the cluster of each."""
-        requests = self._demand.requests[groups]
+        requests = self._demand.requests[self._demand.number[groups]]
         dimensions = np.flatnonzero(requests.any(axis=0)).tolist()
-        has_room = self._is_allowed[self._access[groups][cluster], self._hosts.kind[self._host[places]]]
+        has_room = self._is_allowed[self._access[groups][cluster], self._kind[places]]
         for d in dimensions:
             has_room &= self._rooms[d][places] >= requests[:, d][cluster]
         places, cluster = places[has_room], cluster[has_room]
@@ -309,7 +321,17 @@ class _Placing:
         for d in dimensions:
             self._rooms[d][places] -= taken * requests[:, d][cluster]
         np.subtract.at(left, cluster, taken)
+        # Of the places of a cluster the last one stays.
+        unused = np.zeros(len(groups), np.int64)
+        unused[cluster] = places + 1
+        np.maximum(self._unused[: len(groups)], unused, out=self._unused[: len(groups)])
         self._found.append(_Claims(self._host[places], groups[cluster], taken))
+
+
+def _ranges(start: Rows, many: Rows) -> Rows:
+    """Return the numbers of some ranges, one after the other."""
+    found: Rows = np.arange(many.sum()) + np.repeat(start - np.cumsum(many) + many, many)
+    return found
 
 
 def _access(hosts: HostColumns, rows: Sequence[RowState]) -> tuple[Rows, Bools]:

@@ -7,8 +7,8 @@ import pytest
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.shapes import credit
-from bigfleet.engine.shapes.column_credit import credit_on_columns
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.credit import credit_on_columns
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.pod_engine import PodEngine

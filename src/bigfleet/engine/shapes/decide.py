@@ -27,7 +27,7 @@ from bigfleet.engine.folding import folded_need
 from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
-from bigfleet.engine.shapes.credit import credit
+from bigfleet.engine.shapes.credit import credit, is_served_on_columns
 from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.shapes.reclaim import reclaims, releases
@@ -86,7 +86,7 @@ def conclude(
     on_phase(Phase.FOLD)
     credit(fleet)
     acquire(fleet)
-    complete = {c.id: c.claims for c in fleet.clusters.values() if c.claims is not None and _is_served(c)}
+    complete = {c.id: c.claims for c in fleet.clusters.values() if c.claims is not None and is_served_on_columns(c)}
     others = [cluster for cluster in fleet.clusters.values() if cluster.id not in complete]
     outcomes = [outcome for cluster in others for outcome in _outcomes(cluster)]
     claimed = frozenset(
@@ -108,10 +108,6 @@ def conclude(
         results.update(claims.results())
     on_phase(Phase.RECLAIM)
     return Conclusion(actions, claimed, results, found)
-
-
-def _is_served(cluster: ClusterState) -> bool:
-    return cluster.is_credited and not any(row.impossible for row in cluster.rows)
 
 
 def _excess(

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.machines import HELD
 from bigfleet.engine.shapes.state import ClusterState

@@ -4,26 +4,23 @@ It equals first fit of every row in processing order (`hosting.place_first_fit`)
 and are neither gangs nor spread, and that have no target composition. In step n, every cluster places its nth group.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import mul
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from bigfleet.engine.decision import Placement, RowResult
 from bigfleet.engine.deferred import Deferred
-from bigfleet.engine.shapes.column_machines import ColumnMachines
-from bigfleet.engine.shapes.column_order import NO_LIMIT, Bools, Floats, HostColumns, Rows, hosts_in_order
-from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.machines import OrphanKey
-from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, Request, RowState
+from bigfleet.engine.shapes.columns.demand import DemandColumns, demand_columns
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.order import Bools, HostColumns, Rows, hosts_in_order
+from bigfleet.engine.shapes.fleet import DecisionState, rows_of
+from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
 from bigfleet.model.ids import MachineId
 from bigfleet.model.vector import sum_of
 
-#: Pods of a cluster up to which the columns hold every sum.
-PODS_MAX: Final = 1 << 40
 #: After so many steps, machines that have room for no later group are dropped.
 _STEPS_TO_DROP: Final = 3
 #: Hosts without claims of a cluster that are looked at together; four times as many each time that this was not enough.
@@ -32,28 +29,12 @@ _HOSTS_AT_ONCE: Final = 8
 
 def credit_on_columns(fleet: DecisionState, machines: ColumnMachines) -> list[ClusterState]:
     """Credit the clusters that can be; return the others."""
-    found: list[ClusterState] = []
-    others: list[ClusterState] = []
-    for cluster in fleet.clusters.values():
-        is_plain = cluster.id not in fleet.options.targets and _is_plain(cluster, fleet.orphans.keys())
-        (found if is_plain else others).append(cluster)
-    if found:
-        found.sort(key=lambda c: sum([len(row.groups) for row in c.rows]), reverse=True)
-        credit = ColumnCredit(fleet, machines, found)
-        for number, cluster in enumerate(found):
+    demand, others = demand_columns(fleet)
+    if demand.clusters:
+        credit = ColumnCredit(fleet, machines, demand)
+        for number, cluster in enumerate(demand.clusters):
             cluster.claims = ColumnClaims(credit, number)
     return others
-
-
-def _is_plain(cluster: ClusterState, orphans: Set[OrphanKey]) -> bool:
-    pods = 0
-    for row in cluster.rows:
-        if row.divisible is not None or row.same_key is not None or row.spread is not None:
-            return False
-        if orphans and (row.need.fingerprint, row.need.group) in orphans:
-            return False
-        pods += sum([group.count for group in row.groups])
-    return pods < PODS_MAX
 
 
 class ColumnCredit:
@@ -62,34 +43,32 @@ class ColumnCredit:
     Hosts are numbered by cluster, then in hosting order; groups in the order in which they are placed.
     """
 
-    def __init__(self, fleet: DecisionState, machines: ColumnMachines, clusters: Sequence[ClusterState]) -> None:
-        """Place everything that has a place; `clusters` have those with the most groups first."""
-        self.fleet, self.machines, self.clusters = fleet, machines, clusters
-        self.rows = [row for cluster in clusters for row in cluster.rows]
-        self.groups = [group for row in self.rows for group in row.groups]
-        self.first_row = _firsts([len(cluster.rows) for cluster in clusters])
-        first_group = _firsts([len(row.groups) for row in self.rows])
-        demand = _Demand.of(self.groups, first_group[self.first_row], len(fleet.dimensions.names))
-        self.hosts = hosts_in_order(fleet, machines, clusters, demand.wanted())
-        claims = _Placing(self.hosts, self.rows, demand).claims()
-        left = demand.counts - np.bincount(claims.group, claims.pods, len(self.groups)).astype(np.int64)
-        for group, count in zip(self.groups, left.tolist(), strict=True):
-            group.left = count
-        row = np.repeat(np.arange(len(self.rows)), np.diff(first_group))[claims.group]
+    def __init__(self, fleet: DecisionState, machines: ColumnMachines, demand: DemandColumns) -> None:
+        """Place everything that has a place."""
+        self.fleet, self.machines, self.demand = fleet, machines, demand
+        self.hosts = hosts_in_order(fleet, machines, demand.clusters, demand.wanted())
+        claims = _Placing(self.hosts, demand).claims()
+        #: Pods of each group without a place.
+        self.left = demand.counts - np.bincount(claims.group, claims.pods, len(demand.counts)).astype(np.int64)
+        row = np.repeat(np.arange(len(demand.needs)), np.diff(demand.first_group))[claims.group]
         # By row, then by host in hosting order, then in the order of the row's groups.
-        place = claims.group - first_group[row]
+        place = claims.group - demand.first_group[row]
         places = int(place.max(initial=0)) + 1
         order = np.argsort((row * max(1, len(self.hosts.row)) + claims.host) * places + place)
         self.claims = _Claims(claims.host[order], claims.group[order], claims.pods[order])
-        self.first_claim = np.searchsorted(row[order], np.arange(len(self.rows) + 1))
+        of_rows = np.arange(len(demand.needs) + 1)
+        self.first_claim = np.searchsorted(row[order], of_rows)
         # Several claims of a row on one host stand together.
         is_first = np.diff(row[order] * max(1, len(self.hosts.row)) + self.claims.host, prepend=-1) != 0
         self.claimed = self.hosts.row[self.claims.host[is_first]]
-        self.first_claimed = np.searchsorted(row[order][is_first], np.arange(len(self.rows) + 1))
-        index = np.array([group.index for group in self.groups], np.int64)
-        self.placements = _Placements(self.hosts.row[self.claims.host], index[self.claims.group], self.claims.pods)
+        self.first_claimed = np.searchsorted(row[order][is_first], of_rows)
+        self.placements = _Placements(
+            self.hosts.row[self.claims.host], demand.index[self.claims.group], self.claims.pods
+        )
         self._is_claimed: Bools = np.zeros(len(self.hosts.row), np.bool_)
         self._is_claimed[self.claims.host] = True
+        cluster = np.repeat(np.arange(len(demand.clusters)), np.diff(demand.first))
+        self.has_left = np.bincount(cluster[self.left > 0], minlength=len(demand.clusters)) > 0
 
     def claimed_rows(self, number: int) -> Rows:
         """Return the machines of a cluster that something claims, ascending."""
@@ -105,19 +84,42 @@ class ColumnClaims:
     #: Of the cluster.
     number: int
 
+    @property
+    def has_left(self) -> bool:
+        """Return whether some of the cluster's pods have no place."""
+        return bool(self.credit.has_left[self.number])
+
+    @property
+    def has_impossible(self) -> bool:
+        """Return whether pods of the cluster were set aside."""
+        return bool(self.credit.demand.has_impossible[self.number])
+
+    @property
+    def _cluster(self) -> ClusterState:
+        return self.credit.demand.clusters[self.number]
+
+    def rows(self) -> list[RowState]:
+        """Make the cluster's rows in processing order, with what has no place."""
+        rows, start = rows_of(self.credit.fleet, self._cluster), int(self.credit.demand.first[self.number])
+        groups = [group for row in rows for group in row.groups]
+        for group, left in zip(groups, self.credit.left[start : start + len(groups)].tolist(), strict=True):
+            group.left = left
+        return rows
+
     def hosts(self) -> list[HostState]:
         """Make the cluster's hosts in hosting order, with their claims."""
-        credit, cluster = self.credit, self.credit.clusters[self.number]
+        credit, cluster = self.credit, self._cluster
+        groups, first = [group for row in cluster.rows for group in row.groups], int(credit.demand.first[self.number])
         start, end = credit.hosts.first[self.number : self.number + 2].tolist()
         machines = [credit.machines.at(row) for row in credit.hosts.row[start:end].tolist()]
         made = [credit.fleet.host(cluster, machine) for machine in machines]
-        rows = credit.first_row[self.number : self.number + 2]
+        rows = credit.demand.first_row[self.number : self.number + 2]
         here = slice(*credit.first_claim[rows])
         claims = _Claims(*(column[here] for column in credit.claims))
         # As they were placed.
         order = np.argsort(claims.group, kind="stable")
         for place, number, count in zip(*(column[order].tolist() for column in claims), strict=True):
-            host, group = made[place - start], credit.groups[number]
+            host, group = made[place - start], groups[number - first]
             for d, milli in group.request:
                 host.room[d] -= milli * count
             host.claims[group] = count
@@ -125,25 +127,24 @@ class ColumnClaims:
 
     def unclaimed(self) -> Sequence[MachineId]:
         """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
-        cluster = self.credit.clusters[self.number].id
-        return self.credit.machines.unclaimed_in(cluster, self.credit.claimed_rows(self.number))
+        return self.credit.machines.unclaimed_in(self._cluster.id, self.credit.claimed_rows(self.number))
 
     def results(self) -> Iterator[tuple[int, RowResult]]:
         """Yield the position and the result of each row; all pods of the cluster have a place."""
         credit, ids = self.credit, self.credit.machines.ids
-        first_row, end_row = credit.first_row[self.number : self.number + 2].tolist()
+        first_row, end_row = credit.demand.first_row[self.number : self.number + 2].tolist()
         claims = credit.first_claim[first_row : end_row + 1].tolist()
         claimed = credit.first_claimed[first_row : end_row + 1].tolist()
-        for place, row in enumerate(credit.rows[first_row:end_row]):
+        for place, (position, need) in enumerate(credit.demand.needs[first_row:end_row]):
             start, end = claims[place : place + 2]
             first, last = claimed[place : place + 2]
             yield (
-                row.position,
+                position,
                 RowResult(
-                    need=row.need,
-                    members=(row.need,),
+                    need=need,
+                    members=(need,),
                     claimed=Deferred(last - first, partial(_ids, ids, credit.claimed, first, last)),
-                    held=sum_of([(shape.resources, shape.count) for shape in (*row.need.shapes, *row.need.waiting)]),
+                    held=sum_of([(shape.resources, shape.count) for shape in (*need.shapes, *need.waiting)]),
                     placements=Deferred(end - start, partial(_placements, ids, credit.placements, start, end)),
                 ),
             )
@@ -166,66 +167,6 @@ def _placements(ids: Sequence[MachineId], claims: _Placements, start: int, end: 
     return tuple([Placement(ids[row], shape, count) for row, shape, count in zip(*columns, strict=True)])
 
 
-# ---- demand ------------------------------------------------------------------------------------------------------
-
-
-def _firsts(sizes: Sequence[int]) -> Rows:
-    """Return where each of some consecutive runs begins, and where the last one ends."""
-    return np.concatenate(([0], np.cumsum(np.array(sizes, np.int64))))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Demand:
-    """Groups of pods in columns."""
-
-    #: Where the groups of each cluster begin, and where the last ones end.
-    first: Rows
-    counts: Rows
-    #: Most pods on one machine.
-    limits: Rows
-    #: What one pod requests, as a place in `requests`.
-    number: Rows
-    #: The different requests: (request, dimension).
-    requests: Rows
-
-    @classmethod
-    def of(cls, groups: Sequence[PodGroup], first: Rows, dimensions: int) -> "_Demand":
-        """Return the columns of some groups."""
-        number: dict[Request, int] = {}
-        numbers = [number.setdefault(group.request, len(number)) for group in groups]
-        different = np.zeros((len(number), dimensions), np.int64)
-        for place, request in enumerate(number):
-            for d, milli in request:
-                different[place, d] = milli
-        return cls(
-            first=first,
-            counts=np.array([group.count for group in groups], np.int64),
-            limits=np.array([group.limit or NO_LIMIT for group in groups], np.int64),
-            number=np.array(numbers, np.int64),
-            requests=different,
-        )
-
-    def wanted(self) -> Floats:
-        """Return the whole demand of each cluster by dimension, each sum rounded once."""
-        clusters = range(len(self.first) - 1)
-        found = np.zeros((len(clusters), self.requests.shape[1]))
-        for c in clusters:
-            here = slice(*self.first[c : c + 2])
-            requests, counts = self.requests[self.number[here]], self.counts[here]
-            found[c] = counts @ requests
-            if (counts.astype(np.float64) @ requests).max(initial=0.0) >= NO_LIMIT:
-                found[c] = [sum(map(mul, counts.tolist(), column)) for column in requests.T.tolist()]
-        return found
-
-    def least_from(self) -> Rows:
-        """Return the least request of each group and those after it in its cluster: (group, dimension)."""
-        found, sizes = self.requests[self.number], np.diff(self.first)
-        for step in range(int(sizes.max(initial=0)) - 2, -1, -1):
-            groups = self.first[:-1][sizes > step + 1] + step
-            found[groups] = np.minimum(found[groups], found[groups + 1])
-        return found
-
-
 # ---- placing -----------------------------------------------------------------------------------------------------
 
 
@@ -240,9 +181,9 @@ class _Claims(NamedTuple):
 class _Placing:
     """Places the groups of all clusters, step by step."""
 
-    def __init__(self, hosts: HostColumns, rows: Sequence[RowState], demand: _Demand) -> None:
-        self._demand = demand
-        self._access, self._is_allowed = _access(hosts, rows)
+    def __init__(self, hosts: HostColumns, demand: DemandColumns) -> None:
+        self._demand, self._first_group = demand, demand.first
+        self._access, self._is_allowed = _access(hosts, demand)
         #: Hosts by cluster, each in order, with their kinds and rooms. Those before `start` have room for nothing that
         #: follows, those from `unused` on have no claims.
         self._host, self._kind = np.arange(len(hosts.row)), hosts.kind.copy()
@@ -253,11 +194,11 @@ class _Placing:
 
     def claims(self) -> _Claims:
         """Return the claims of each step after those before it."""
-        sizes = np.diff(self._demand.first)
+        sizes = np.diff(self._first_group)
         for step in range(int(sizes.max(initial=0))):
             # Clusters stand in the order of their groups.
             clusters = int(np.searchsorted(-sizes, -step, side="left"))
-            groups = self._demand.first[:clusters] + step
+            groups = self._first_group[:clusters] + step
             if step % _STEPS_TO_DROP == 0:
                 self._drop(groups)
             self._place(groups)
@@ -334,21 +275,15 @@ def _ranges(start: Rows, many: Rows) -> Rows:
     return found
 
 
-def _access(hosts: HostColumns, rows: Sequence[RowState]) -> tuple[Rows, Bools]:
+def _access(hosts: HostColumns, demand: DemandColumns) -> tuple[Rows, Bools]:
     """Return a number for each group, and whether groups of a number may use hosts of a kind: (number, kind)."""
-    numbers: dict[tuple[frozenset[int], bool], int] = {}
-    number = [numbers.setdefault((row.matching, row.is_pinned), len(numbers)) for row in rows]
-    is_waiting = [group.is_waiting for row in rows for group in row.groups]
-    found = 2 * np.repeat(np.array(number, np.int64), [len(row.groups) for row in rows]) + np.array(
-        is_waiting, np.int64
-    )
     shapes = np.array([kind.shape for kind in hosts.kinds], np.int64)
     is_risky = np.array([kind.can_be_interrupted for kind in hosts.kinds], np.bool_)
     is_coming = np.array([not kind.is_configured for kind in hosts.kinds], np.bool_)
-    is_allowed = np.zeros((2 * len(numbers), len(shapes)), np.bool_)
-    for (matching, is_pinned), place in numbers.items():
-        is_usable = np.isin(shapes, list(matching))
-        if is_pinned:
+    is_allowed = np.zeros((2 * len(demand.accesses), len(shapes)), np.bool_)
+    for place, access in enumerate(demand.accesses):
+        is_usable = np.isin(shapes, list(access.matching))
+        if access.is_pinned:
             is_usable &= ~is_risky
         is_allowed[2 * place], is_allowed[2 * place + 1] = is_usable, is_usable & is_coming
-    return found, is_allowed
+    return 2 * demand.access + demand.is_waiting, is_allowed

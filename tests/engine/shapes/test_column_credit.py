@@ -1,12 +1,14 @@
 """Credit on columns of machines, without an object for each, gives what first fit on objects gives."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from bigfleet.engine.columns.store import ColumnStore
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import ActionKind, Decision, Options
 from bigfleet.engine.shapes import credit
+from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.credit import credit_on_columns
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.decide import decide
@@ -67,3 +69,21 @@ def test_a_cluster_that_it_credited_can_lose_machines_to_another_one() -> None:
         assert (kept.actions, kept.rows) == (full.actions, full.rows), seed
         preempted += sum(len(row.victims) for row in kept.rows)
     assert preempted
+
+
+def test_actions_are_counted_and_found_without_being_made() -> None:
+    """What a decision says of its actions in columns is what the actions say, read one by one or all in turn."""
+    kinds: Counter[ActionKind] = Counter()
+    for seed in range(FLEETS // 3):
+        drawn = fleet(seed, machines_max=60, rows_max=6)
+        options = replace(drawn.options, reported=frozenset({"ca", "cb", "cc"}))
+        view = ColumnStore.from_snapshot(drawn.snapshot).snapshot()
+        actions = PodEngine().decide(view, drawn.demand, options).actions
+        assert isinstance(actions, PodActions)
+        made = list(actions)
+        assert [actions[place] for place in range(len(actions))] == made, seed
+        assert [view.ids[row] for row in actions.machines().tolist()] == [a.machine_id for a in made], seed
+        assert actions.counts() == {kind: sum(a.kind is kind for a in made) for kind in ActionKind}, seed
+        assert actions.excess() == [a.machine_id for a in made if a.reason == "phase3.excess"], seed
+        kinds.update(a.kind for a in made)
+    assert kinds.keys() >= {ActionKind.BOOTSTRAP, ActionKind.PROVISION, ActionKind.RECLAIM}

@@ -24,11 +24,12 @@ from bigfleet.engine.decision import (
 )
 from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
+from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster, vectors_of
-from bigfleet.engine.shapes.reclaim import releases
+from bigfleet.engine.shapes.reclaim import Reclaimed, releases
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, DomainVerdict, Searched
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
@@ -75,8 +76,9 @@ class _Last:
 
     needs: Sequence[Need]
     options: Options
-    #: All but the releases.
+    #: Those of Phases 1 and 2.
     actions: Sequence[Action]
+    reclaimed: Sequence[Reclaimed]
     claimed: Set[str]
     rows: tuple[RowResult, ...]
 
@@ -174,7 +176,8 @@ class PodEngine:
         add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
         excess = {name: one.excess for name, one in previous.items()}
         answer = conclude(fleet, {**excess, **unwanted}, on_phase)
-        last = _Last(asked.needs, options, answer.actions, answer.claimed, self._rows(asked, previous, answer))
+        rows = self._rows(asked, previous, answer)
+        last = _Last(asked.needs, options, answer.actions, answer.reclaimed, answer.claimed, rows)
         if self._is_incremental:
             self._store(fleet, asked, answer, previous)
             self._last = last
@@ -185,7 +188,9 @@ class PodEngine:
         """Return a decision; only its releases depend on the time."""
         assert self._machines is not None, "following made the machines"
         return Decision(
-            actions=(*last.actions, *releases(self._machines, last.claimed)),
+            actions=PodActions(
+                view, last.actions, last.reclaimed, tuple(releases(self._machines, last.claimed)), options.unjoined
+            ),
             rows=with_members_of(demand, last.rows, options.parking_ages),
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )

@@ -38,7 +38,7 @@ class Dimensions:
 
     def __init__(self, vectors: Iterable[Vector]) -> None:
         """Number every name that occurs in the vectors."""
-        names = {name for amounts in vectors for name in amounts}
+        names: set[str] = set().union(*vectors)
         self.names: tuple[str, ...] = (*sorted(names - {PODS}), PODS)
         self._index = {name: number for number, name in enumerate(self.names)}
         self.pods = len(self.names) - 1

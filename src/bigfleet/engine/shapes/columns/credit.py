@@ -14,7 +14,7 @@ import numpy as np
 from bigfleet.engine.decision import Placement, RowResult
 from bigfleet.engine.deferred import Deferred
 from bigfleet.engine.shapes.columns.demand import DemandColumns, demand_columns
-from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.machines import ColumnMachines, MachineIds
 from bigfleet.engine.shapes.columns.order import Bools, HostColumns, Rows, hosts_in_order
 from bigfleet.engine.shapes.fleet import DecisionState, rows_of
 from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
@@ -65,15 +65,17 @@ class ColumnCredit:
         self.placements = _Placements(
             self.hosts.row[self.claims.host], demand.index[self.claims.group], self.claims.pods
         )
-        self._is_claimed: Bools = np.zeros(len(self.hosts.row), np.bool_)
-        self._is_claimed[self.claims.host] = True
+        #: By cluster; found for all of them when the first one asks.
+        self._unclaimed: list[MachineIds] | None = None
         cluster = np.repeat(np.arange(len(demand.clusters)), np.diff(demand.first))
         self.has_left = np.bincount(cluster[self.left > 0], minlength=len(demand.clusters)) > 0
 
-    def claimed_rows(self, number: int) -> Rows:
-        """Return the machines of a cluster that something claims, ascending."""
-        here = slice(*self.hosts.first[number : number + 2])
-        return np.sort(self.hosts.row[here][self._is_claimed[here]])
+    def unclaimed(self, number: int) -> Sequence[MachineId]:
+        """Return the Configured machines of a cluster that nothing claims, in keep-priority order."""
+        if self._unclaimed is None:
+            names = [cluster.id for cluster in self.demand.clusters]
+            self._unclaimed = self.machines.unclaimed_in(names, self.claimed)
+        return self._unclaimed[number]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +129,7 @@ class ColumnClaims:
 
     def unclaimed(self) -> Sequence[MachineId]:
         """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
-        return self.credit.machines.unclaimed_in(self._cluster.id, self.credit.claimed_rows(self.number))
+        return self.credit.unclaimed(self.number)
 
     def results(self) -> Iterator[tuple[int, RowResult]]:
         """Yield the position and the result of each row; all pods of the cluster have a place."""

@@ -1,5 +1,6 @@
 """Credit on columns of machines, without an object for each, gives what first fit on objects gives."""
 
+import random
 from collections import Counter
 from dataclasses import replace
 
@@ -16,8 +17,12 @@ from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.shapes.state import ClusterState
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
-from tests.engine.shapes.shape_fleets import fleet
+from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import DemandShape
+from bigfleet.model.states import MachineState
+from tests.engine.shapes.shape_fleets import TYPES, fleet, machine
 
 FLEETS = 120
 
@@ -87,3 +92,26 @@ def test_actions_are_counted_and_found_without_being_made() -> None:
         assert actions.excess() == [a.machine_id for a in made if a.reason == "phase3.excess"], seed
         kinds.update(a.kind for a in made)
     assert kinds.keys() >= {ActionKind.BOOTSTRAP, ActionKind.PROVISION, ActionKind.RECLAIM}
+
+
+def test_excess_machines_are_reclaimed_by_cluster_price_and_what_they_would_cost() -> None:
+    """Of machines of one price, the one whose reclamation costs most goes first, then the lowest id, as on objects."""
+    rng = random.Random(1)
+    machines = [
+        replace(
+            machine(f"m{number:02}", MachineState.CONFIGURED, next(iter(TYPES)), rng),
+            cluster=ClusterId(rng.choice(("ca", "cb"))),
+            price_usd_per_hour=rng.choice((1.0, 2.0)),
+            assigned_reclamation_penalty_dollars=rng.choice((0.0, 8.0, 64.0)),
+        )
+        for number in range(40)
+    ]
+    shapes = (DemandShape({"cpu": 100}, 1),)
+    demand = tuple(
+        Need(ClusterId(name), Profile(priority=100), {"cpu": 100}, {"cpu": 100}, 1, shapes=shapes)
+        for name in ("ca", "cb")
+    )
+    options = Options(now_seconds=0.0, reported=frozenset({"ca", "cb"}))
+    kept, full = _decided(Snapshot.of(machines), demand, options), decide(Snapshot.of(machines), demand, options)
+    assert kept.actions == full.actions
+    assert len(kept.actions) == len(machines) - len(demand)

@@ -10,7 +10,7 @@ from typing import Final
 from bigfleet.compositions.problems import ClusterProblem, added_by_offer, problem_of, target_of
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.fleet import DecisionState, build
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.snapshot import Snapshot

@@ -1,7 +1,7 @@
 """Defines sequences whose elements are made when they are looked at."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 T = TypeVar("T")
 
@@ -41,3 +41,37 @@ class Deferred(Sequence[T]):
 
     def __repr__(self) -> str:
         return repr(self._all())
+
+
+class LazySequence(Sequence[T], Generic[T]):
+    """An immutable sequence that makes each entry on demand and equals any sequence of equal entries."""
+
+    def __init__(self, size: int, make: Callable[[int], T]) -> None:
+        self._size = size
+        self._make = make
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        """Make one entry, or a tuple of some."""
+        if isinstance(index, slice):
+            return tuple(self._make(place) for place in range(*index.indices(self._size)))
+        return self._make(range(self._size)[index])
+
+    def __iter__(self) -> Iterator[T]:
+        return (self._make(place) for place in range(self._size))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # entries hold mappings, as those of the tuples do
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))

@@ -1,21 +1,28 @@
 """Credit on columns of machines, without an object for each, gives what first fit on objects gives."""
 
+import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
 from bigfleet.engine.columns.store import ColumnStore
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import ActionKind, Decision, Options
 from bigfleet.engine.shapes import credit
-from bigfleet.engine.shapes.column_credit import credit_on_columns
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.actions import PodActions
+from bigfleet.engine.shapes.columns.credit import credit_on_columns
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.shapes.state import ClusterState
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
-from tests.engine.shapes.shape_fleets import fleet
+from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import DemandShape
+from bigfleet.model.states import MachineState
+from tests.engine.shapes.shape_fleets import TYPES, fleet, machine
 
 FLEETS = 120
 
@@ -67,3 +74,44 @@ def test_a_cluster_that_it_credited_can_lose_machines_to_another_one() -> None:
         assert (kept.actions, kept.rows) == (full.actions, full.rows), seed
         preempted += sum(len(row.victims) for row in kept.rows)
     assert preempted
+
+
+def test_actions_are_counted_and_found_without_being_made() -> None:
+    """What a decision says of its actions in columns is what the actions say, read one by one or all in turn."""
+    kinds: Counter[ActionKind] = Counter()
+    for seed in range(FLEETS // 3):
+        drawn = fleet(seed, machines_max=60, rows_max=6)
+        options = replace(drawn.options, reported=frozenset({"ca", "cb", "cc"}))
+        view = ColumnStore.from_snapshot(drawn.snapshot).snapshot()
+        actions = PodEngine().decide(view, drawn.demand, options).actions
+        assert isinstance(actions, PodActions)
+        made = list(actions)
+        assert [actions[place] for place in range(len(actions))] == made, seed
+        assert [view.ids[row] for row in actions.machines().tolist()] == [a.machine_id for a in made], seed
+        assert actions.counts() == {kind: sum(a.kind is kind for a in made) for kind in ActionKind}, seed
+        assert actions.excess() == [a.machine_id for a in made if a.reason == "phase3.excess"], seed
+        kinds.update(a.kind for a in made)
+    assert kinds.keys() >= {ActionKind.BOOTSTRAP, ActionKind.PROVISION, ActionKind.RECLAIM}
+
+
+def test_excess_machines_are_reclaimed_by_cluster_price_and_what_they_would_cost() -> None:
+    """Of machines of one price, the one whose reclamation costs most goes first, then the lowest id, as on objects."""
+    rng = random.Random(1)
+    machines = [
+        replace(
+            machine(f"m{number:02}", MachineState.CONFIGURED, next(iter(TYPES)), rng),
+            cluster=ClusterId(rng.choice(("ca", "cb"))),
+            price_usd_per_hour=rng.choice((1.0, 2.0)),
+            assigned_reclamation_penalty_dollars=rng.choice((0.0, 8.0, 64.0)),
+        )
+        for number in range(40)
+    ]
+    shapes = (DemandShape({"cpu": 100}, 1),)
+    demand = tuple(
+        Need(ClusterId(name), Profile(priority=100), {"cpu": 100}, {"cpu": 100}, 1, shapes=shapes)
+        for name in ("ca", "cb")
+    )
+    options = Options(now_seconds=0.0, reported=frozenset({"ca", "cb"}))
+    kept, full = _decided(Snapshot.of(machines), demand, options), decide(Snapshot.of(machines), demand, options)
+    assert kept.actions == full.actions
+    assert len(kept.actions) == len(machines) - len(demand)

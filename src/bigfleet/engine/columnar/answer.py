@@ -7,7 +7,7 @@ looks at some entries, pays for those alone. An answer keeps what it was made of
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, TypeVar, overload
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from bigfleet.engine.columnar.folds import Arranged, Folded, joined
 from bigfleet.engine.columnar.kernels.sweeps import sum_supply
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Preemptor, RowResult
+from bigfleet.engine.deferred import LazySequence
 from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.model import vector
 from bigfleet.model.ids import ClusterId, MachineId
@@ -23,46 +24,9 @@ from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 
-Entry = TypeVar("Entry")
-
-
 _IDLE, _SPECULATIVE = int(MachineState.IDLE), int(MachineState.SPECULATIVE)
 _FROM_IDLE = (ActionKind.BOOTSTRAP, "phase1.idle")
 _FROM_SPECULATIVE = (ActionKind.PROVISION, "phase1.speculative")
-
-
-class LazySequence(Sequence[Entry], Generic[Entry]):
-    """An immutable sequence that makes each entry on demand and equals any sequence of equal entries."""
-
-    def __init__(self, size: int, make: Callable[[int], Entry]) -> None:
-        self._size = size
-        self._make = make
-
-    def __len__(self) -> int:
-        return self._size
-
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Entry, ...]: ...
-    def __getitem__(self, index: int | slice) -> Entry | tuple[Entry, ...]:
-        """Make one entry, or a tuple of some."""
-        if isinstance(index, slice):
-            return tuple(self._make(place) for place in range(*index.indices(self._size)))
-        return self._make(range(self._size)[index])
-
-    def __iter__(self) -> Iterator[Entry]:
-        return (self._make(place) for place in range(self._size))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # entries hold mappings, as those of the tuples do
-
-    def __repr__(self) -> str:
-        return repr(tuple(self))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -33,7 +33,11 @@ SETTLING_ROUNDS_MAX: Final = 4
 
 def acquire(fleet: DecisionState) -> None:
     """Acquire for every short row in processing order, then trim each cluster and complete its target."""
-    prices = {c.id: _prices(c, fleet) for c in fleet.clusters.values() if any(row.has_left for row in c.rows)}
+    prices = {
+        c.id: _prices(c, fleet)
+        for c in fleet.clusters.values()
+        if not c.is_credited and any(row.has_left for row in c.rows)
+    }
     for row in fleet.rows:
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])

@@ -3,19 +3,21 @@
 Rows are taken by precedence, so a higher row never lacks room that a lower row has. Acquiring is `acquire`'s business.
 """
 
-from bigfleet.engine.shapes.column_credit import credit_on_columns
-from bigfleet.engine.shapes.fleet import DecisionState, add_hosts
+from bigfleet.engine.shapes.columns.credit import credit_on_columns
+from bigfleet.engine.shapes.fleet import DecisionState, add_hosts, add_rows
 from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_row
 from bigfleet.engine.shapes.repack import repack, restore, save
-from bigfleet.engine.shapes.state import HostState, RowState
+from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
 
 
 def credit(fleet: DecisionState) -> None:
     """Credit all rows, as planned where there is a plan, then pack each cluster again where something has no place."""
     if fleet.columns is not None:
-        for cluster in credit_on_columns(fleet, fleet.columns):
+        others = credit_on_columns(fleet, fleet.columns)
+        add_rows(fleet, (c for c in fleet.clusters.values() if not is_served_on_columns(c)))
+        for cluster in others:
             add_hosts(fleet, cluster)
     for cluster in fleet.clusters.values():
         read_plan(cluster, fleet)
@@ -35,13 +37,22 @@ def credit(fleet: DecisionState) -> None:
         if row.has_left and not waits:
             _credit_orphans(row, fleet)
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
-        cluster.is_credited = not any(row.has_left for row in cluster.rows)
+        if cluster.claims is not None:
+            cluster.is_credited = not cluster.claims.has_left
+        else:
+            cluster.is_credited = not any(row.has_left for row in cluster.rows)
         if cluster.is_credited:
             continue
         cluster.leave_columns()
         if not any(pending(row) for row in cluster.rows):
             repack(cluster, fleet)
             cluster.is_credited = not any(row.has_left for row in cluster.rows)
+
+
+def is_served_on_columns(cluster: ClusterState) -> bool:
+    """Return whether credit on columns gave everything that the cluster wants a place."""
+    claims = cluster.claims
+    return claims is not None and not claims.has_left and not claims.has_impossible
 
 
 def _credit_gang(row: RowState, fleet: DecisionState) -> None:

@@ -27,10 +27,10 @@ from bigfleet.engine.folding import folded_need
 from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
-from bigfleet.engine.shapes.credit import credit
+from bigfleet.engine.shapes.credit import credit, is_served_on_columns
 from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
-from bigfleet.engine.shapes.reclaim import reclaims, releases
+from bigfleet.engine.shapes.reclaim import Reclaimed, reclaimed, reclaims, releases
 from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, RowState
 from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot
@@ -55,7 +55,11 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
     fleet = build(SnapshotMachines(snapshot, options), stamp_parked(list(demand), options.parking_ages), options)
     answer = conclude(fleet)
     decision = Decision(
-        actions=(*answer.actions, *releases(fleet.machines, answer.claimed)),
+        actions=(
+            *answer.actions,
+            *reclaims(answer.reclaimed, options.unjoined),
+            *releases(fleet.machines, answer.claimed),
+        ),
         rows=with_members_of(demand, [answer.results[at] for at in range(len(demand))], options.parking_ages),
         basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot),
     )
@@ -66,8 +70,10 @@ def decide_with_fleet(snapshot: Snapshot, demand: Sequence[Need], options: Optio
 class Conclusion:
     """What the phases came to."""
 
-    #: All but the releases.
+    #: Those of Phases 1 and 2.
     actions: list[Action]
+    #: What Phase 3 reclaims.
+    reclaimed: list[Reclaimed]
     #: Machines of which something is claimed or that a target keeps, Idle ones among them.
     claimed: Set[str]
     #: By the place of the row in the demand.
@@ -86,7 +92,7 @@ def conclude(
     on_phase(Phase.FOLD)
     credit(fleet)
     acquire(fleet)
-    complete = {c.id: c.claims for c in fleet.clusters.values() if c.claims is not None and _is_served(c)}
+    complete = {c.id: c.claims for c in fleet.clusters.values() if c.claims is not None and is_served_on_columns(c)}
     others = [cluster for cluster in fleet.clusters.values() if cluster.id not in complete]
     outcomes = [outcome for cluster in others for outcome in _outcomes(cluster)]
     claimed = frozenset(
@@ -101,17 +107,13 @@ def conclude(
     actions = [
         *(action for row in fleet.rows for action in _bindings(row, bound[row.position])),
         *(action for row in fleet.rows for action in _preemptions(row, fleet)),
-        *reclaims(fleet, found),
     ]
+    excess_machines = reclaimed(fleet, found)
     results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
     for claims in complete.values():
         results.update(claims.results())
     on_phase(Phase.RECLAIM)
-    return Conclusion(actions, claimed, results, found)
-
-
-def _is_served(cluster: ClusterState) -> bool:
-    return cluster.is_credited and not any(row.impossible for row in cluster.rows)
+    return Conclusion(actions, excess_machines, claimed, results, found)
 
 
 def _excess(

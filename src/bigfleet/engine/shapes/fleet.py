@@ -5,13 +5,13 @@ here claims or acquires.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
@@ -111,6 +111,10 @@ class Rooms:
             found = self._pods[key] = (request, dominant_share(request, most, self._dimensions.pods))
         return found
 
+    def request(self, amounts: Vector) -> Request:
+        """Return the positive dimensions of a vector."""
+        return self._dimensions.request(amounts)
+
     def hostable(self, cluster: str, matching: frozenset[int]) -> Mapping[Request, bool]:
         """Return for every request whether a known machine of some shapes has room for it when it is empty."""
         key = (cluster if cluster in self._overheads else "", matching)
@@ -149,7 +153,7 @@ class DecisionState:
     #: Clusters whose rows were complete in an earlier decision and that nothing touched since, by id; they are only
     #: looked at for victims.
     unchanged: Mapping[str, ClusterState] = field(default_factory=dict)
-    #: Rows of `clusters` in processing order.
+    #: Rows of `clusters` in processing order; without those of clusters that credit on columns served whole.
     rows: list[RowState] = field(default_factory=list)
     offers: list[OfferState]
     #: Machines in creation whose cluster is not known; each list by id.
@@ -304,6 +308,7 @@ def build(machines: Machines, demand: Sequence[Need], options: Options) -> Decis
         orphans=machines.orphans(),
     )
     add_clusters(fleet, needs_by_cluster(demand))
+    add_rows(fleet, fleet.clusters.values())
     for cluster in fleet.clusters.values():
         add_hosts(fleet, cluster)
     return fleet
@@ -331,13 +336,26 @@ def vectors_of(need: Need) -> list[Vector]:
 
 
 def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
-    """Make clusters with their rows; what no known machine can host is set aside."""
+    """Make clusters, without the states of their rows."""
     for cluster_id, rows in needs.items():
         is_waiting = cluster_id in fleet.options.awaiting_plan
-        cluster = fleet.clusters[cluster_id] = ClusterState(id=cluster_id, awaits_plan=is_waiting)
-        for position, need in rows:
-            cluster.rows.append(_row(fleet, cluster, position, need))
-        cluster.rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
+        fleet.clusters[cluster_id] = ClusterState(id=cluster_id, needs=rows, awaits_plan=is_waiting)
+
+
+def rows_of(fleet: DecisionState, cluster: ClusterState) -> list[RowState]:
+    """Return new rows of a cluster in processing order; what no known machine can host is set aside."""
+    rows = [_row(fleet, cluster, position, need) for position, need in cluster.needs]
+    rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
+    for rank, row in enumerate(rows):
+        row.rank = rank
+    return rows
+
+
+def add_rows(fleet: DecisionState, clusters: Iterable[ClusterState]) -> None:
+    """Have the rows of some clusters processed, which are made where they are missing."""
+    for cluster in clusters:
+        if cluster.claims is None:
+            cluster.rows[:] = rows_of(fleet, cluster)
         fleet.rows.extend(cluster.rows)
     # List order first, because sorting by precedence keeps the order of equals.
     fleet.rows.sort(key=lambda row: row.position)

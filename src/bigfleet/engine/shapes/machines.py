@@ -1,6 +1,6 @@
 """Defines what the phases ask of the machines of one decision, and answers it plainly from a snapshot.
 
-`column_machines` answers the same questions from columns, and remembers what did not change between two decisions.
+`columns.machines` answers the same questions from columns, and remembers what did not change between two decisions.
 """
 
 from collections import defaultdict

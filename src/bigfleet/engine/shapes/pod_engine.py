@@ -24,10 +24,12 @@ from bigfleet.engine.decision import (
 )
 from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.actions import PodActions
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
-from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, needs_by_cluster, vectors_of
-from bigfleet.engine.shapes.reclaim import releases
+from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster, vectors_of
+from bigfleet.engine.shapes.reclaim import Reclaimed, releases
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, DomainVerdict, Searched
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
@@ -74,8 +76,9 @@ class _Last:
 
     needs: Sequence[Need]
     options: Options
-    #: All but the releases.
+    #: Those of Phases 1 and 2.
     actions: Sequence[Action]
+    reclaimed: Sequence[Reclaimed]
     claimed: Set[str]
     rows: tuple[RowResult, ...]
 
@@ -173,7 +176,8 @@ class PodEngine:
         add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
         excess = {name: one.excess for name, one in previous.items()}
         answer = conclude(fleet, {**excess, **unwanted}, on_phase)
-        last = _Last(asked.needs, options, answer.actions, answer.claimed, self._rows(asked, previous, answer))
+        rows = self._rows(asked, previous, answer)
+        last = _Last(asked.needs, options, answer.actions, answer.reclaimed, answer.claimed, rows)
         if self._is_incremental:
             self._store(fleet, asked, answer, previous)
             self._last = last
@@ -184,7 +188,9 @@ class PodEngine:
         """Return a decision; only its releases depend on the time."""
         assert self._machines is not None, "following made the machines"
         return Decision(
-            actions=(*last.actions, *releases(self._machines, last.claimed)),
+            actions=PodActions(
+                view, last.actions, last.reclaimed, tuple(releases(self._machines, last.claimed)), options.unjoined
+            ),
             rows=with_members_of(demand, last.rows, options.parking_ages),
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )
@@ -250,19 +256,19 @@ class PodEngine:
         machines, rooms = self._machines, self._rooms
         assert machines is not None, "following made the machines"
         assert rooms is not None, "what all clusters share was looked at before"
-        for row in cluster.rows:
-            if row.known is machines.known_shapes:
-                continue
-            if row.impossible:
-                return False
-            matching = machines.matching(row.need.profile)
-            requests = [group.request for group in row.groups]
-            if row.divisible is not None and rooms.known(cluster.id, matching)[0]:
-                requests.append(row.unit)
+        if cluster.known is machines.known_shapes:
+            return True
+        if not is_served_on_columns(cluster) and any(row.impossible for row in cluster.rows):
+            return False
+        for _, need in cluster.needs:
+            matching = machines.matching(need.profile)
+            requests = [rooms.pod(shape.resources)[0] for shape in (*need.shapes, *need.waiting)]
+            if not has_pods(need):
+                requests = [rooms.request(need.min_unit)] if rooms.known(cluster.id, matching)[0] else []
             hostable = rooms.hostable(cluster.id, matching)
             if not all(hostable[request] for request in requests):
                 return False
-            row.known = machines.known_shapes
+        cluster.known = machines.known_shapes
         return True
 
     def _rows(
@@ -282,8 +288,7 @@ class PodEngine:
             if not _is_complete(cluster, fleet):
                 continue
             needs = asked.by_cluster[name]
-            for row in cluster.rows:
-                row.known = fleet.machines.known_shapes
+            cluster.known = fleet.machines.known_shapes
             previous[name] = _CompleteCluster(
                 cluster=cluster,
                 needs=tuple(need for _, need in needs),
@@ -329,4 +334,6 @@ def _is_complete(cluster: ClusterState, fleet: DecisionState) -> bool:
     """Return whether the cluster's own rows and machines alone made its results."""
     if not cluster.is_credited or cluster.has_orphans or lacks_of_target(cluster, fleet):
         return False
-    return not cluster.acquired and all(row.is_held for row in cluster.rows)
+    if cluster.acquired:
+        return False
+    return is_served_on_columns(cluster) or all(row.is_held for row in cluster.rows)

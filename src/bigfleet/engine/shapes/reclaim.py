@@ -4,32 +4,50 @@ A machine is excess when no row claims any of it and its target composition does
 nothing: a cluster that has not reported since the process started keeps everything.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.machines import Machines
 from bigfleet.model.ids import ClusterId, MachineId
 
+#: Machines to reclaim of one cluster, in the order of their Reclaims.
+Reclaimed = tuple[ClusterId, Sequence[MachineId]]
 
-def reclaims(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) -> Iterator[Action]:
-    """Yield a Reclaim for each excess machine of the clusters that have reported: by cluster, price, then id.
+
+def reclaimed(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) -> list[Reclaimed]:
+    """Return the excess machines of the clusters that have reported: by cluster, price, then id.
 
     `excess` has the machines that nothing keeps, by cluster, each list in keep-priority order.
     """
+    found = []
     for cluster in sorted(excess):
         if cluster not in fleet.options.reported:
             continue
-        for machine_id in excess[cluster]:
-            if machine_id not in fleet.taken:
-                is_unjoined = machine_id in fleet.options.unjoined
-                yield Action(
-                    kind=ActionKind.RECLAIM,
-                    machine_id=machine_id,
-                    cluster=ClusterId(cluster),
-                    reason="phase3.unjoined" if is_unjoined else "phase3.excess",
-                    grace_seconds=RECLAIM_GRACE_SECONDS,
-                )
+        ids = excess[cluster]
+        if fleet.taken:
+            ids = [machine_id for machine_id in ids if machine_id not in fleet.taken]
+        if len(ids):
+            found.append((ClusterId(cluster), ids))
+    return found
+
+
+def reclaims(machines: Iterable[Reclaimed], unjoined: Set[str]) -> Iterator[Action]:
+    """Yield a Reclaim for each machine; `unjoined` are those that have not joined."""
+    for cluster, ids in machines:
+        for machine_id in ids:
+            yield reclaim(cluster, machine_id, unjoined)
+
+
+def reclaim(cluster: ClusterId, machine_id: MachineId, unjoined: Set[str]) -> Action:
+    """Return the Reclaim of a machine."""
+    return Action(
+        kind=ActionKind.RECLAIM,
+        machine_id=machine_id,
+        cluster=cluster,
+        reason="phase3.unjoined" if machine_id in unjoined else "phase3.excess",
+        grace_seconds=RECLAIM_GRACE_SECONDS,
+    )
 
 
 def releases(machines: Machines, claimed: Set[str]) -> Iterator[Action]:

@@ -38,7 +38,7 @@ class Dimensions:
 
     def __init__(self, vectors: Iterable[Vector]) -> None:
         """Number every name that occurs in the vectors."""
-        names = {name for amounts in vectors for name in amounts}
+        names: set[str] = set().union(*vectors)
         self.names: tuple[str, ...] = (*sorted(names - {PODS}), PODS)
         self._index = {name: number for number, name in enumerate(self.names)}
         self.pods = len(self.names) - 1
@@ -150,8 +150,6 @@ class RowState:
     impossible: list["Impossible"] = field(default_factory=list)
     #: A gang: whether it has pods and its domain hosts them all on what the cluster holds; True for other rows.
     is_held: bool = True
-    #: Known shapes of machines when what cannot be hosted was last set aside; only saves work.
-    known: frozenset[int] | None = None
     #: Short of something after Phase 1.
     is_short: bool = False
     #: Machines that drain for the row, and machines that are preempted for it.
@@ -259,6 +257,20 @@ class ClusterClaims(Protocol):
         """Make the cluster's hosts in hosting order, with their claims."""
         ...
 
+    def rows(self) -> list["RowState"]:
+        """Make the cluster's rows in processing order, with what has no place."""
+        ...
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether some of the cluster's pods have no place."""
+        ...
+
+    @property
+    def has_impossible(self) -> bool:
+        """Return whether pods of the cluster were set aside."""
+        ...
+
     def unclaimed(self) -> Sequence[MachineId]:
         """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
         ...
@@ -273,10 +285,11 @@ class ClusterState:
     """What one cluster holds and wants in this decision."""
 
     id: str
-    #: By processing order.
-    rows: list[RowState] = field(default_factory=list)
-    #: What is claimed on columns of machines; None where the hosts alone have the claims.
+    #: Its rows in list order, with their places in the demand.
+    needs: Sequence[tuple[int, Need]] = ()
+    #: What is claimed on columns of machines; None where the rows and hosts alone have the claims.
     claims: "ClusterClaims | None" = None
+    _rows: list[RowState] | None = None
     _hosts: list[HostState] | None = None
     #: Acquired in this decision, in order.
     acquired: list[HostState] = field(default_factory=list)
@@ -297,6 +310,15 @@ class ClusterState:
     has_orphans: bool = False
     #: Numbers of machines that cannot be had.
     unavailable: set[tuple[ClassKey, int]] = field(default_factory=set)
+    #: Known shapes of machines when what cannot be hosted was last set aside; only saves work.
+    known: frozenset[int] | None = None
+
+    @property
+    def rows(self) -> list[RowState]:
+        """Return the rows in processing order; those of a cluster that was credited on columns are made when read."""
+        if self._rows is None:
+            self._rows = [] if self.claims is None else self.claims.rows()
+        return self._rows
 
     @property
     def hosts(self) -> list[HostState]:
@@ -307,6 +329,7 @@ class ClusterState:
 
     def leave_columns(self) -> None:
         """Have the claims in `hosts` alone, because they are about to change."""
+        assert self.rows is self._rows, "the rows are made"
         assert self.hosts is self._hosts, "the hosts are made"
         self.claims = None
 

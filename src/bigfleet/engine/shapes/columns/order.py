@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.shapes.column_machines import ColumnMachines
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.machines import HELD
 from bigfleet.engine.shapes.state import ClusterState
@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Stands for a room without a limit.
 NO_LIMIT: Final = 1 << 62
+#: Numbers that there could be for each one that is looked for, up to which all of them get a place in memory.
+_PLACES_MAX: Final = 8
 
 
 class HostKind(NamedTuple):
@@ -106,12 +108,27 @@ class _Hosts(NamedTuple):
 
 
 def _numbered(*columns: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    """Return a number for each place, equal where all columns are, and the first place of each number."""
-    found = np.zeros(len(columns[0]), np.int64)
-    first = found[:1]
+    """Return a number for each place, equal where all columns are, and the first place of each number.
+
+    Numbers ascend with the columns, the first column first.
+    """
+    rows, found, size = len(columns[0]), np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        size = int(column.max(initial=0)) + 1
-        _, first, found = np.unique(found * size + column, return_index=True, return_inverse=True)
+        values = int(column.max(initial=0)) + 1
+        if size * values > NO_LIMIT:
+            found = np.unique(found, return_inverse=True)[1]
+            size = rows
+        found, size = found * values + column, size * values
+    if size > _PLACES_MAX * rows:
+        _, first, found = np.unique(found, return_index=True, return_inverse=True)
+        return found, first
+    # As many places as there could be numbers cost less than a sort.
+    is_there = np.zeros(size, np.bool_)
+    is_there[found] = True
+    found = (np.cumsum(is_there) - 1)[found]
+    first = np.zeros(int(found.max(initial=-1)) + 1, np.int64)
+    # Of several places the last one stays.
+    first[found[::-1]] = np.arange(rows - 1, -1, -1)
     return found, first
 
 

@@ -29,6 +29,29 @@ _FREE: Final = (MachineState.IDLE, MachineState.SPECULATIVE)
 _NO_ROWS: Final[Rows] = np.zeros(0, np.int64)
 
 
+class MachineIds(Sequence[MachineId]):
+    """Machines of some rows of a view."""
+
+    def __init__(self, ids: Sequence[MachineId], rows: Rows) -> None:
+        """Look at nothing; `ids` are those of the view."""
+        self._ids, self.rows = ids, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, place: int) -> MachineId: ...
+    @overload
+    def __getitem__(self, place: slice) -> "MachineIds": ...
+    def __getitem__(self, place: int | slice) -> "MachineId | MachineIds":
+        if isinstance(place, slice):
+            return MachineIds(self._ids, self.rows[place])
+        return self._ids[int(self.rows[place])]
+
+    def __iter__(self) -> Iterator[MachineId]:
+        return iter([self._ids[row] for row in self.rows.tolist()])
+
+
 class _MachinesAt(Sequence[Machine]):
     """Machines of some rows, made when looked at."""
 
@@ -272,10 +295,20 @@ class ColumnMachines:
         ]
         return [ids[row] for row in self._in_keep_order(np.array(found, np.int64)).tolist()]
 
-    def unclaimed_in(self, cluster: str, claimed: Rows) -> Sequence[MachineId]:
-        """Return the cluster's Configured machines less some rows, in keep-priority order."""
-        rows = np.setdiff1d(self._configured_rows(cluster), claimed, assume_unique=True)
-        return [self._view.ids[row] for row in self._in_keep_order(rows).tolist()]
+    def unclaimed_in(self, clusters: Sequence[str], claimed: Rows) -> list[MachineIds]:
+        """Return the Configured machines of each cluster less some rows, in keep-priority order."""
+        columns, ids = self._view.columns, self._view.ids
+        held = [self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS) for cluster in clusters]
+        rows, cluster = np.concatenate([_NO_ROWS, *held]), np.repeat(np.arange(len(held)), [len(each) for each in held])
+        is_found = columns.state[rows] == MachineState.CONFIGURED
+        is_claimed = np.zeros(len(ids), np.bool_)
+        is_claimed[claimed] = True
+        is_found &= ~is_claimed[rows]
+        rows, cluster = rows[is_found], cluster[is_found]
+        price, dollars = self._keep_keys(rows)
+        order = np.lexsort((rows, -dollars, price, cluster))
+        first = np.searchsorted(cluster, np.arange(1, len(held)))
+        return [MachineIds(ids, part) for part in np.split(rows[order], first)] if held else []
 
     def _stamp_of(self, row: int) -> RowKey:
         columns, vocabulary = self._view.columns, self._view.vocabulary
@@ -289,14 +322,18 @@ class ColumnMachines:
 
     def _in_keep_order(self, rows: Rows) -> Rows:
         """Return rows in the order of `keep_priority_key`."""
-        columns, vocabulary = self._view.columns, self._view.vocabulary
-        offers, stamps = columns.offer[rows].tolist(), columns.stamp[rows].tolist()
-        price = np.array([vocabulary.offers[offer].price_usd_per_hour for offer in offers], np.float64)
-        dollars = np.array(
-            [vocabulary.stamps[stamp].assigned_reclamation_penalty_dollars for stamp in stamps], np.float64
-        )
+        price, dollars = self._keep_keys(rows)
         order: Rows = np.lexsort((rows, -dollars, price))
         return rows[order]
+
+    def _keep_keys(self, rows: Rows) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Return the price and the reclamation dollars of each row."""
+        columns, vocabulary = self._view.columns, self._view.vocabulary
+        offers, offer = np.unique(columns.offer[rows], return_inverse=True)
+        stamps, stamp = np.unique(columns.stamp[rows], return_inverse=True)
+        price = np.array([vocabulary.offers[number].price_usd_per_hour for number in offers.tolist()], np.float64)
+        penalties = [vocabulary.stamps[number].assigned_reclamation_penalty_dollars for number in stamps.tolist()]
+        return price[offer], np.array(penalties, np.float64)[stamp]
 
     def clusters_with_machines(self) -> Sequence[str]:
         """Return the clusters that have Configured machines, ids ascending."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import build
 from bigfleet.engine.shapes.machines import SnapshotMachines
@@ -11,7 +11,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.exchange.plausibility import PriceBook, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
-from bigfleet.exchange.values import BlockReason, ClusterExchanges, ExchangeSettings, KeepReason
+from bigfleet.exchange.values import BlockReason, ClusterExchanges, ExchangeSettings, ExclusionReason
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
@@ -83,18 +83,17 @@ def asked(
     *,
     settings: ExchangeSettings | None = None,
     prices: PriceBook | None = None,
-    keep: Mapping[str, KeepReason] | None = None,
+    exclude: Mapping[str, ExclusionReason] | None = None,
     blocked: Mapping[str, BlockReason] | None = None,
     options: Options = OPTIONS,
-    decision: Decision | None = None,
 ) -> ClusterExchanges:
     """Return what can be exchanged in cluster c; prices are those of the machines unless given."""
     snapshot = Snapshot.of(machines)
     context = ExchangeContext(
-        decision=decision or decide(snapshot, demand, options),
+        rows=decide(snapshot, demand, options).rows,
         prices=prices if prices is not None else proportionate(current_prices(machines), machines),
         settings=settings or ExchangeSettings(),
-        keep=keep or {},
+        exclude=exclude or {},
         blocked=blocked or {},
     )
     questions = questions_of(build(SnapshotMachines(snapshot, options), demand, options), context)

@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.engine.decision import CapacityPool
 from bigfleet.exchange.plausibility import WINDOW_SECONDS, PriceBook, PriceHistory, current_prices, proportionate
-from bigfleet.exchange.values import KeepReason
+from bigfleet.exchange.values import ExclusionReason
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType
 from tests.exchange.building import asked, held, need, offers, pods
@@ -58,7 +58,7 @@ def test_a_held_machine_without_a_price_is_kept() -> None:
 
     found = asked(machines + offers(4, "cheap", 8, 0.40), DEMAND)
 
-    assert found.kept == ((KeepReason.PRICE, 1),)
+    assert found.excluded == ((ExclusionReason.PRICE, 1),)
     assert [each.machine_ids for each in found.proposals] == [("dear-000",)]
 
 

@@ -12,7 +12,7 @@ from bigfleet.exchange.values import (
     ExchangeKind,
     ExchangeProposal,
     ExchangeSettings,
-    KeepReason,
+    ExclusionReason,
     WaitReason,
 )
 from bigfleet.model.machine import Machine
@@ -130,9 +130,9 @@ def test_a_machine_that_the_operator_kept_stays() -> None:
     """An operator that answered WOULD_NOT_FIT knows of more than the claims."""
     machines = held(2, "dear", 4, 3.0) + offers(4, "cheap", 8, 0.10)
 
-    found = asked(machines, [need(pods(500, 1, 14))], keep={"dear-000": KeepReason.WOULD_NOT_FIT})
+    found = asked(machines, [need(pods(500, 1, 14))], exclude={"dear-000": ExclusionReason.WOULD_NOT_FIT})
 
-    assert found.kept == ((KeepReason.WOULD_NOT_FIT, 1),)
+    assert found.excluded == ((ExclusionReason.WOULD_NOT_FIT, 1),)
     assert only(found).machine_ids == ("dear-001",)
 
 
@@ -166,12 +166,12 @@ def test_a_gang_that_cannot_move_whole_stays() -> None:
 
 
 def test_a_gang_of_which_one_machine_is_kept_stays() -> None:
-    """The machines of its other pods are kept as well."""
+    """The machines of its other pods are excluded as well."""
     here, there = racked(held(4, "dear", 4, 3.0), "r1"), racked(offers(6, "cheap", 4, 1.0), "r2")
 
-    found = asked([*here, *there], [gang()], keep={here[0].id: KeepReason.COOLING})
+    found = asked([*here, *there], [gang()], exclude={here[0].id: ExclusionReason.COOLING})
 
-    assert (found.proposals, found.kept) == ((), ((KeepReason.COOLING, 1), (KeepReason.GANG, 3)))
+    assert (found.proposals, found.excluded) == ((), ((ExclusionReason.COOLING, 1), (ExclusionReason.GANG, 3)))
 
 
 def test_a_strict_spread_of_which_one_machine_is_kept_stays() -> None:
@@ -182,10 +182,10 @@ def test_a_strict_spread_of_which_one_machine_is_kept_stays() -> None:
     cheap = [*offers(2, "ca", 8, 0.1, zone="a"), *offers(2, "cb", 8, 0.1, zone="b")]
 
     free = asked([*zones, *cheap], demand)
-    bound = asked([*zones, *cheap], demand, keep={"za-000": KeepReason.COOLING})
+    bound = asked([*zones, *cheap], demand, exclude={"za-000": ExclusionReason.COOLING})
 
     assert sum(len(each.machine_ids) for each in free.proposals) == 2
-    assert (bound.proposals, bound.kept) == ((), ((KeepReason.COOLING, 1), (KeepReason.SPREAD, 1)))
+    assert (bound.proposals, bound.excluded) == ((), ((ExclusionReason.COOLING, 1), (ExclusionReason.SPREAD, 1)))
 
 
 def test_reclamation_penalties_count_in_full() -> None:
@@ -201,12 +201,12 @@ def test_reclamation_penalties_count_in_full() -> None:
 
 @pytest.mark.parametrize("field", ["reclamation_bucket", "interruption_bucket"])
 def test_pinned_pods_are_not_moved(field: str) -> None:
-    """Their machine is kept; the other one goes."""
+    """Their machine is excluded; the other one goes."""
     demand = [need(pods(3500, 1, 1), **{field: 27}), need(pods(3500, 1, 1), priority=50)]
 
     found = asked(held(2, "dear", 4, 3.0) + offers(4, "cheap", 4, 1.0, instance_type="cheap"), demand)
 
-    assert found.kept == ((KeepReason.PINNED, 1),)
+    assert found.excluded == ((ExclusionReason.PINNED, 1),)
     assert len(only(found).machine_ids) == 1
 
 

@@ -1,8 +1,8 @@
 """States what may be exchanged in each cluster of a decision as a question to the search.
 
-docs/spec/exchange.md §2. Machines that are kept leave the question together with the pods that the decision places on
-them, so that nothing that stays is counted on to host what moves. A gang moves as a whole or not at all, and so does a
-row with a strict spread.
+docs/spec/exchange.md §2. Machines that are excluded leave the question together with the pods that the decision
+places on them, so that nothing that stays is counted on to host what moves. A gang moves as a whole or not at all, and
+so does a row with a strict spread.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bigfleet.compositions.problems import ClusterProblem, nanos, problem_of
-from bigfleet.engine.decision import CapacityPool, Decision, RowResult
+from bigfleet.engine.decision import CapacityPool, RowResult
 from bigfleet.engine.shapes.choice import RELEASABLE
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
@@ -23,8 +23,8 @@ from bigfleet.exchange.values import (
     ExchangePart,
     ExchangeQuestion,
     ExchangeSettings,
+    ExclusionReason,
     HeldMachine,
-    KeepReason,
     MachineKind,
 )
 from bigfleet.model.machine import Machine
@@ -41,14 +41,14 @@ _Claims = Mapping[str, Mapping[tuple[RowKey, int], int]]
 class ExchangeContext:
     """What the questions depend on beside machines and demand."""
 
-    #: The decision on the same machines and demand.
-    decision: Decision
+    #: Results of the decision on the same machines and demand; those of other clusters may be among them.
+    rows: Sequence[RowResult]
     #: Prices that may be relied on.
     prices: PriceBook
     settings: ExchangeSettings = field(default_factory=ExchangeSettings)
     plan_settings: Mapping[str, PlanSettings] = field(default_factory=dict)
     #: Machines that the caller keeps, by id.
-    keep: Mapping[str, KeepReason] = field(default_factory=dict)
+    exclude: Mapping[str, ExclusionReason] = field(default_factory=dict)
     #: Clusters that the caller leaves as they are.
     blocked: Mapping[str, BlockReason] = field(default_factory=dict)
 
@@ -59,15 +59,14 @@ def questions_of(fleet: DecisionState, context: ExchangeContext) -> list[Exchang
     `fleet` is a state before Phase 1; it is not changed.
     """
     rows: defaultdict[str, list[RowResult]] = defaultdict(list)
-    for row in context.decision.rows:
+    for row in context.rows:
         if row.need.cluster in fleet.clusters:
             rows[row.need.cluster].append(row)
-    changing = {action.cluster for action in context.decision.actions}
     found = []
     for name in sorted(fleet.clusters):
         cluster = fleet.clusters[name]
         if cluster.hosts:
-            found.append(_question(cluster, fleet, context, rows[name], is_changing=name in changing))
+            found.append(_question(cluster, fleet, context, rows[name]))
     return found
 
 
@@ -76,8 +75,6 @@ def _question(
     fleet: DecisionState,
     context: ExchangeContext,
     rows: Sequence[RowResult],
-    *,
-    is_changing: bool,
 ) -> ExchangeQuestion:
     prices = [host.machine.price_usd_per_hour for host in cluster.hosts]
     question = ExchangeQuestion(
@@ -86,7 +83,7 @@ def _question(
         cost_usd_per_hour=math.fsum(price for price in prices if math.isfinite(price)),
         settings=context.settings,
     )
-    blocked = _block_reason(cluster, fleet, context, rows, is_changing=is_changing)
+    blocked = _block_reason(cluster, fleet, context, rows)
     asked = None
     if blocked is None:
         settings = context.plan_settings.get(cluster.id, _DEFAULT)
@@ -95,7 +92,7 @@ def _question(
             blocked = BlockReason.DEMAND_WITHOUT_PODS
     if asked is None:
         return replace(question, blocked=blocked)
-    kept, gangs, claims = _sorted_out(cluster, context, rows)
+    excluded, gangs, claims = _sorted_out(cluster, context, rows)
     parts = [
         _part(
             cluster,
@@ -107,14 +104,14 @@ def _question(
         )
         for ids in gangs
     ]
-    taken = kept.keys() | {machine_id for ids in gangs for machine_id in ids}
+    taken = excluded.keys() | {machine_id for ids in gangs for machine_id in ids}
     movable = [host for host in cluster.hosts if host.machine.id not in taken]
     whole = tuple(replace(part, is_whole=True) for part in parts)
-    counts = Counter(kept.values())
+    counts = Counter(excluded.values())
     return replace(
         question,
         parts=(*whole, _part(cluster, asked, movable, claims, fleet, context)),
-        kept=tuple((reason, counts[reason]) for reason in sorted(counts, key=lambda each: each.value)),
+        excluded=tuple((reason, counts[reason]) for reason in sorted(counts, key=lambda each: each.value)),
     )
 
 
@@ -123,8 +120,6 @@ def _block_reason(
     fleet: DecisionState,
     context: ExchangeContext,
     rows: Sequence[RowResult],
-    *,
-    is_changing: bool,
 ) -> BlockReason | None:
     """Return why nothing of the cluster is exchanged.
 
@@ -138,27 +133,30 @@ def _block_reason(
         return BlockReason.SHORTFALL
     if any(row.need.waiting for row in rows):
         return BlockReason.WAITING_PODS
-    if is_changing or any(not host.is_configured for host in cluster.hosts):
+    if any(row.acquired or row.victims for row in rows) or any(not host.is_configured for host in cluster.hosts):
         return BlockReason.MACHINES_CHANGING
-    return None
+    claimed = {placement.machine_id for row in rows for placement in row.placements}
+    # What nothing claims and no target keeps is excess: it goes without an exchange.
+    excess = [host for host in cluster.hosts if host.machine.id not in claimed and not host.is_target]
+    return BlockReason.MACHINES_CHANGING if any(host.machine.id not in context.exclude for host in excess) else None
 
 
-# ---- machines that are kept ----------------------------------------------------------------------------------------
+# ---- machines that are excluded ----------------------------------------------------------------------------------
 
 
 def _sorted_out(
     cluster: ClusterState, context: ExchangeContext, rows: Sequence[RowResult]
-) -> tuple[dict[str, KeepReason], list[frozenset[str]], _Claims]:
-    """Return the machines that are kept, the machines of each gang that may move as a whole, and the claims."""
+) -> tuple[dict[str, ExclusionReason], list[frozenset[str]], _Claims]:
+    """Return the machines that are excluded, the machines of each gang that may move as a whole, and the claims."""
     claims: defaultdict[str, dict[tuple[RowKey, int], int]] = defaultdict(dict)
     for row in rows:
         for placement in row.placements:
             claims[placement.machine_id][(row.need.key, placement.shape)] = placement.count
     states = {row.need.key: row for row in cluster.rows}
-    kept: dict[str, KeepReason] = {
+    excluded: dict[str, ExclusionReason] = {
         host.machine.id: reason
         for host in cluster.hosts
-        if (reason := _keep_reason(host.machine, claims[host.machine.id], states, context)) is not None
+        if (reason := _exclusion_reason(host.machine, claims[host.machine.id], states, context)) is not None
     }
     used: defaultdict[RowKey, set[str]] = defaultdict(set)
     for machine_id, found in claims.items():
@@ -169,34 +167,36 @@ def _sorted_out(
         if state.same_key is None or not used[key]:
             continue
         is_own = all({row for row, _ in claims[machine_id]} == {key} for machine_id in used[key])
-        if is_own and not used[key] & kept.keys():
+        if is_own and not used[key] & excluded.keys():
             gangs.append(frozenset(used[key]))
         else:
-            kept |= dict.fromkeys(used[key] - kept.keys(), KeepReason.GANG)
-    _keep_spreads(kept, used, states.values())
-    return kept, gangs, claims
+            excluded |= dict.fromkeys(used[key] - excluded.keys(), ExclusionReason.GANG)
+    _exclude_spreads(excluded, used, states.values())
+    return excluded, gangs, claims
 
 
-def _keep_spreads(kept: dict[str, KeepReason], used: Mapping[RowKey, set[str]], rows: Iterable[RowState]) -> None:
-    """Keep all machines of a row with a strict spread of which one is kept: its pods are counted over all of them."""
+def _exclude_spreads(
+    excluded: dict[str, ExclusionReason], used: Mapping[RowKey, set[str]], rows: Iterable[RowState]
+) -> None:
+    """Exclude all machines of a row with a strict spread of which one is excluded: its pods are counted together."""
     spreads = [used[row.need.key] for row in rows if row.spread is not None and row.need.key in used]
     is_more = True
     while is_more:
         is_more = False
         for machines in spreads:
-            others = machines - kept.keys()
+            others = machines - excluded.keys()
             if others and len(others) < len(machines):
-                kept |= dict.fromkeys(others, KeepReason.SPREAD)
+                excluded |= dict.fromkeys(others, ExclusionReason.SPREAD)
                 is_more = True
 
 
-def _keep_reason(
+def _exclusion_reason(
     machine: Machine,
     claims: Mapping[tuple[RowKey, int], int],
     rows: Mapping[RowKey, RowState],
     context: ExchangeContext,
-) -> KeepReason | None:
-    reason = context.keep.get(machine.id)
+) -> ExclusionReason | None:
+    reason = context.exclude.get(machine.id)
     if reason is not None:
         return reason
     penalties = [
@@ -210,8 +210,8 @@ def _keep_reason(
             bucket_upper_dollars(profile.reclamation_bucket),
         )
     if math.inf in penalties:
-        return KeepReason.PINNED
-    return None if CapacityPool.of(machine) in context.prices.held else KeepReason.PRICE
+        return ExclusionReason.PINNED
+    return None if CapacityPool.of(machine) in context.prices.held else ExclusionReason.PRICE
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigfleet.exchange.assessment import FleetAssessment, FleetAssessor
 from bigfleet.exchange.values import (
     PROPOSALS_MAX,
     SECONDS_PER_HOUR,
@@ -23,7 +24,6 @@ from bigfleet.exchange.values import (
     MachineKind,
     WaitReason,
 )
-from bigfleet.planner.assess import FleetAssessment, FleetAssessor
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import NANO, Problem, ProblemFault
 
@@ -36,7 +36,7 @@ def find_exchanges(question: ExchangeQuestion) -> ClusterExchanges:
         cluster=question.cluster,
         machines=question.machines,
         cost_usd_per_hour=question.cost_usd_per_hour,
-        kept=question.kept,
+        excluded=question.excluded,
         blocked=question.blocked,
     )
     if question.blocked is not None:
@@ -90,8 +90,8 @@ def _is_same(problem: Problem, number: int) -> bool:
 
 def _discounted(problem: Problem, settings: ExchangeSettings) -> Problem:
     """Return the problem with held machines cheaper by the least share that an exchange must save."""
-    kept = 1 - settings.saving_fraction_min
-    classes = tuple(replace(kind, held_cost=int(kind.held_cost * kept)) for kind in problem.classes)
+    remaining = 1 - settings.saving_fraction_min
+    classes = tuple(replace(kind, held_cost=int(kind.held_cost * remaining)) for kind in problem.classes)
     return replace(problem, classes=classes, may_exchange=True)
 
 

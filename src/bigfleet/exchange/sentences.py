@@ -9,8 +9,8 @@ from bigfleet.exchange.values import (
     BlockReason,
     ClusterExchanges,
     ExchangeProposal,
+    ExclusionReason,
     GateTerms,
-    KeepReason,
     MachineKind,
     WaitReason,
 )
@@ -26,26 +26,28 @@ _BLOCKS: Final = {
     BlockReason.TOO_LARGE: "it is too large to be planned",
     BlockReason.SEARCH_FAILED: "the search failed; the shard's log says why",
 }
-_KEEPS: Final = {
-    KeepReason.PINNED: "pinned pods",
-    KeepReason.COOLING: "cooling time",
-    KeepReason.WOULD_NOT_FIT: "pods that would not fit on other nodes",
-    KeepReason.PRICE: "price not known or not settled",
-    KeepReason.GANG: "a gang that cannot move whole",
-    KeepReason.SPREAD: "a strict spread that cannot move whole",
-    KeepReason.UNAVAILABLE: "not joined, or an action is under way",
+_EXCLUSIONS: Final = {
+    ExclusionReason.PINNED: "pinned pods",
+    ExclusionReason.COOLING: "cooling time",
+    ExclusionReason.WOULD_NOT_FIT: "pods that would not fit on other nodes",
+    ExclusionReason.PRICE: "price not known or not settled",
+    ExclusionReason.GANG: "a gang that cannot move whole",
+    ExclusionReason.SPREAD: "a strict spread that cannot move whole",
+    ExclusionReason.UNAVAILABLE: "not joined, or an action is under way",
 }
 
 
 def cluster_sentences(found: ClusterExchanges) -> list[str]:
-    """Return why a cluster has no proposals, and which machines are kept."""
+    """Return why a cluster has no proposals, and which machines are excluded."""
     said = []
     if found.blocked is not None:
         said.append(f"Nothing is exchanged: {_BLOCKS[found.blocked]}.")
     elif not found.proposals:
         said.append("No exchange saves money.")
-    if found.kept:
-        said.append("Kept: " + ", ".join(f"{count} ({_KEEPS[reason]})" for reason, count in found.kept) + ".")
+    if found.excluded:
+        said.append(
+            "Excluded: " + ", ".join(f"{count} ({_EXCLUSIONS[reason]})" for reason, count in found.excluded) + "."
+        )
     return said
 
 

@@ -63,14 +63,14 @@ class BlockReason(Enum):
     SEARCH_FAILED = "search-failed"
 
 
-class KeepReason(Enum):
+class ExclusionReason(Enum):
     """Why one machine takes no part."""
 
     PINNED = "pinned"
     COOLING = "cooling"
     WOULD_NOT_FIT = "would-not-fit"
     PRICE = "price"
-    #: A gang or a strict spread moves as a whole, and another machine of it is kept, or shares pods with others.
+    #: A gang or a strict spread moves as a whole, and another machine of it is excluded, or shares pods with others.
     GANG = "gang"
     SPREAD = "spread"
     #: The shard excludes it: it has not joined, or an action is under way.
@@ -149,8 +149,8 @@ class ExchangeQuestion:
     machines: int
     cost_usd_per_hour: float
     parts: tuple[ExchangePart, ...] = ()
-    #: Number of machines that are kept, by reason, reasons ascending.
-    kept: tuple[tuple[KeepReason, int], ...] = ()
+    #: Number of machines that are excluded, by reason, reasons ascending.
+    excluded: tuple[tuple[ExclusionReason, int], ...] = ()
     blocked: BlockReason | None = None
     settings: ExchangeSettings = field(default_factory=ExchangeSettings)
 
@@ -242,7 +242,7 @@ class ClusterExchanges:
     cost_usd_per_hour: float
     #: Each assumes that those before it are carried out.
     proposals: tuple[ExchangeProposal, ...] = ()
-    kept: tuple[tuple[KeepReason, int], ...] = ()
+    excluded: tuple[tuple[ExclusionReason, int], ...] = ()
     blocked: BlockReason | None = None
 
     @property

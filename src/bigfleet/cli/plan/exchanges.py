@@ -21,7 +21,7 @@ from bigfleet.exchange.plausibility import current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
 from bigfleet.exchange.sentences import cluster_sentences, proposal_sentences
-from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, KeepReason
+from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExclusionReason
 
 
 def exchanges_of(plan: FleetPlan) -> list[ClusterExchanges]:
@@ -34,10 +34,10 @@ def exchanges_of(plan: FleetPlan) -> list[ClusterExchanges]:
     keep_kernels()
     machines = list(plan.snapshot.machines.values())
     context = ExchangeContext(
-        decision=plan.decision,
+        rows=plan.decision.rows,
         prices=proportionate(current_prices(machines), machines),
         plan_settings={str(need.cluster): plan.given.settings for need in plan.demand},
-        keep=dict.fromkeys((*plan.options.unjoined, *plan.options.reserved), KeepReason.UNAVAILABLE),
+        exclude=dict.fromkeys((*plan.options.unjoined, *plan.options.reserved), ExclusionReason.UNAVAILABLE),
     )
     fleet = build(SnapshotMachines(plan.snapshot, plan.options), plan.demand, plan.options)
     return [find_exchanges(question) for question in questions_of(fleet, context)]
@@ -51,7 +51,7 @@ def exchanges_document(found: list[ClusterExchanges]) -> dict[str, Any]:
                 "machines": one.machines,
                 "cost_usd_per_hour": plain(one.cost_usd_per_hour),
                 "blocked": None if one.blocked is None else one.blocked.value,
-                "kept": {reason.value: count for reason, count in one.kept},
+                "excluded": {reason.value: count for reason, count in one.excluded},
                 "proposals": [_proposal(proposal) for proposal in one.proposals],
             }
             for one in found

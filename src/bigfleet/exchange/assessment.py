@@ -1,4 +1,4 @@
-"""Assesses fleets that someone else chose: whether all pods fit, what they cost, and what the scheduler would lose."""
+"""Assesses fleets: whether all pods fit, what they cost, and what the scheduler would lose."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

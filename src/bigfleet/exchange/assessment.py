@@ -9,7 +9,7 @@ from bigfleet.planner.core import COMPILED, Kernels
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import prepare
 from bigfleet.planner.problem import Problem
-from bigfleet.planner.valuation import LOST_LEAST, LOST_PER_MILLE, Valuation
+from bigfleet.planner.valuation import Valuation
 
 #: Orders of the scheduler's queue, other ones than those in which the planner chooses.
 _ORDERS: Final = range(200_000, 200_008)
@@ -42,11 +42,13 @@ class FleetAssessor:
         self._first_fit = FirstFit(core)
         self._valuation = Valuation(core)
         self._columns = {(column.machine_class, column.is_held): c for c, column in enumerate(core.columns)}
-        #: Pods that a scheduler may lose, in thousandths, where the planner would call the slack sufficient.
-        self.lost_millipods_allowed = max(int(core.count.sum()) * LOST_PER_MILLE, LOST_LEAST)
 
     def assess(self, held: Sequence[int], added: Sequence[int]) -> FleetAssessment | None:
-        """Return what so many held and added machines of each class are worth; None if a pod has no place there."""
+        """Return what so many held and added machines of each class are worth.
+
+        None if not every pod has a place there in as many orders of packing as the planner asks of a composition: it
+        would add machines to such a fleet.
+        """
         if not len(self._core.parts):
             price = sum(self._core.problem.classes[c].held_cost * count for c, count in enumerate(held))
             price += sum(self._core.problem.classes[c].cost * count for c, count in enumerate(added))
@@ -56,7 +58,7 @@ class FleetAssessor:
         if not fleet:
             return None
         packed = self._first_fit.pack(fleet)
-        if packed.left.any():
+        if packed.left.any() or not self._first_fit.fits(fleet):
             return None
         _, lost = self._valuation.values([fleet], _ORDERS)
         return FleetAssessment(

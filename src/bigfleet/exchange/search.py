@@ -77,9 +77,12 @@ def _of_part(part: ExchangePart, settings: ExchangeSettings, budget: int) -> Ite
         max(0, has - stays) if kind.held_cost else 0
         for has, stays, kind in zip(held, target.retained, part.problem.classes, strict=True)
     )
+    if not any(goes):
+        # It holds less room than the planner would, and all of it is needed beside what comes; the steps see how much.
+        goes = tuple(has if kind.held_cost else 0 for has, kind in zip(held, part.problem.classes, strict=True))
     comes = tuple(0 if goes[c] and _is_same(part.problem, c) else added for c, added in enumerate(target.added))
     if any(goes) and any(comes) and not target.unhosted:
-        yield from _Steps(part, settings, budget, held).run(goes, comes)
+        yield from _Steps(part, settings, budget, held, target.lost_millipods).run(goes, comes)
 
 
 def _is_same(problem: Problem, number: int) -> bool:
@@ -108,16 +111,19 @@ class _Step:
 class _Steps:
     """Cuts the way from what a part holds to a target into steps."""
 
-    def __init__(self, part: ExchangePart, settings: ExchangeSettings, budget: int, held: _Counts) -> None:
+    def __init__(
+        self, part: ExchangePart, settings: ExchangeSettings, budget: int, held: _Counts, lost_millipods_allowed: int
+    ) -> None:
+        self._lost_millipods_allowed = lost_millipods_allowed
         self._part, self._settings, self._budget = part, settings, budget
         self._assessor = FleetAssessor(replace(part.problem, may_exchange=True))
         self._held, self._added = held, (0,) * len(held)
 
     def run(self, goes: _Counts, comes: _Counts) -> Iterator[ExchangeProposal]:
         """Yield proposals that pay one after the other, and the first that does not, if it would save anything."""
-        before = self._assessor.assess(self._held, self._added)
+        before = self._assessor.assess(self._held, self._added) or self._unpacked()
         for _ in range(PROPOSALS_MAX):
-            if before is None or not any(comes) or not any(goes):
+            if not any(comes) or not any(goes):
                 return
             step, proposal = self._next(before, goes, comes)
             if step is None or proposal is None:
@@ -127,6 +133,14 @@ class _Steps:
                 return
             self._held, self._added = _less(self._held, step.goes), _plus(self._added, step.comes)
             goes, comes, before = _less(goes, step.goes), _less(comes, step.comes), step.after
+
+    def _unpacked(self) -> FleetAssessment:
+        """Return what is known of held machines that simple packers cannot fill, although the decision did.
+
+        Interruptions count 0, so that no saving of them is promised.
+        """
+        costs = (kind.held_cost * count for kind, count in zip(self._part.problem.classes, self._held, strict=True))
+        return FleetAssessment(price=sum(costs), interruptions=0, lost_millipods=0)
 
     def _next(
         self, before: FleetAssessment, goes: _Counts, comes: _Counts
@@ -180,7 +194,7 @@ class _Steps:
         return dropped, found
 
     def _has_slack(self, before: FleetAssessment, after: FleetAssessment) -> bool:
-        return after.lost_millipods <= max(before.lost_millipods, self._assessor.lost_millipods_allowed)
+        return after.lost_millipods <= max(before.lost_millipods, self._lost_millipods_allowed)
 
 
 def _whole(part: ExchangePart, settings: ExchangeSettings, budget: int) -> Iterator[ExchangeProposal]:

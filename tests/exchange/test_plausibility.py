@@ -131,6 +131,20 @@ def test_a_held_machine_counts_with_its_lowest_price() -> None:
     assert list(history.settled.held.values()) == [0.4]
 
 
+def test_a_held_price_that_is_seen_seldom_counts_with_the_one_before() -> None:
+    """A large shard looks at a cluster every half hour: a jump at that moment is compared with the look before."""
+    history = PriceHistory()
+    offered = offers(1, "spot", 8, 0.1, capacity_type=SPOT)
+    for number in range(61):
+        prices = {0: 0.4, 30: 0.4, 60: 4.0}
+        seen = held(1, "held", 8, prices[number]) if number in prices else []
+        history.observe(number * 60.0, current_prices([*offered, *seen]))
+        if number == 0:
+            assert history.settled.held == {}
+
+    assert list(history.settled.held.values()) == [0.4]
+
+
 def test_the_history_is_bounded() -> None:
     """A sample leaves with the window."""
     history = PriceHistory()

@@ -75,11 +75,16 @@ class _Sample:
 
 
 class PriceHistory:
-    """Prices of the last minutes. Grows by one sample for each observation within the window."""
+    """Prices of the last minutes. Grows by one sample for each observation within the window.
+
+    What is on offer is observed each time; held machines of some clusters only.
+    """
 
     def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
         self._window_seconds = window_seconds
         self._samples: deque[_Sample] = deque()
+        #: By pool: (time, price) of the observations that had held machines of it.
+        self._held: defaultdict[CapacityPool, deque[tuple[float, float]]] = defaultdict(deque)
 
     def observe(self, now_seconds: float, prices: PriceBook) -> None:
         """Add the prices of now; times rise."""
@@ -87,6 +92,11 @@ class PriceHistory:
         # One sample from before the window stays: its prices held until the next one.
         while len(self._samples) > 1 and self._samples[1].at_seconds <= now_seconds - self._window_seconds:
             self._samples.popleft()
+        for pool, price in prices.held.items():
+            seen = self._held[pool]
+            seen.append((now_seconds, price))
+            while len(seen) > 1 and seen[1][0] <= now_seconds - self._window_seconds:
+                seen.popleft()
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -94,9 +104,10 @@ class PriceHistory:
 
     @property
     def settled(self) -> PriceBook:
-        """The highest offered and the lowest held price of the window, of pools that each sample of it has.
+        """The highest offered and the lowest held price of the window, and of the observation before it.
 
-        Empty until the window is full.
+        Of offers, pools that each observation has; of held machines, pools of the last observation. A price that was
+        first seen within the window does not count.
         """
         samples = self._samples
         if not samples or samples[-1].at_seconds - samples[0].at_seconds < self._window_seconds:
@@ -106,10 +117,11 @@ class PriceHistory:
             for pool in samples[-1].prices.offered
             if all(pool in sample.prices.offered for sample in samples)
         }
+        earliest_seconds = samples[-1].at_seconds - self._window_seconds
         held = {
-            # A machine that was acquired a short while ago was on offer before.
-            pool: min(sample.prices.held.get(pool, math.inf) for sample in samples)
+            pool: min(price for _, price in self._held[pool])
             for pool in samples[-1].prices.held
+            if self._held[pool][0][0] <= earliest_seconds
         }
         return PriceBook(offered, held)
 

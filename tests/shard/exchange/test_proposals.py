@@ -243,6 +243,20 @@ async def test_a_held_roll_up_blocks_exchanges() -> None:
     assert fleet.only().blocked is BlockReason.QUARANTINED
 
 
+async def test_a_look_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clusters take turns when they hold more machines than one look may read."""
+    monkeypatch.setattr("bigfleet.shard.exchange.proposals.MACHINES_MAX", 3)
+    fleet = Fleet(dear(0, "c2"), dear(1, "c2"))
+    fleet.world.connect("c2").report(pods("c2", ("500m", 12)))
+    await fleet.minutes(1)
+    assert [each.exchanges.cluster for each in fleet.exchanges.found()] == ["c1"]
+
+    await fleet.minutes(1)
+    assert [each.exchanges.cluster for each in fleet.exchanges.found()] == ["c1", "c2"]
+    await fleet.minutes(32)
+    assert all(each.exchanges.proposals for each in fleet.exchanges.found())
+
+
 async def test_the_mode_is_that_of_the_policy() -> None:
     """A cluster's own entry goes before the flag."""
     fleet = Fleet(mode=ExchangeMode.OFF)

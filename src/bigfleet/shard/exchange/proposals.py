@@ -41,6 +41,8 @@ from bigfleet.shard.status.views import DecidedOn
 LOOK_SECONDS: Final = 60.0
 #: Clusters of one look, those first that were looked at longest ago.
 CLUSTERS_MAX: Final = 100
+#: Machines that they hold in all, the first cluster apart: a look at 200,000 takes 4 s of processor time.
+MACHINES_MAX: Final = 20_000
 #: A search begins when the planner's workers have nothing to do; it is looked for so often.
 _WORKERS_SECONDS: Final = 1.0
 
@@ -165,7 +167,7 @@ class ExchangeProposals:
         self._seen = {name: self._seen.get(name, 0) for name in wanted}
         for gone in self._found.keys() - self._seen.keys():
             del self._found[gone]
-        chosen = frozenset(sorted(wanted, key=lambda name: (self._seen[name], name))[:CLUSTERS_MAX])
+        chosen = self._chosen(wanted)
         if not chosen:
             return None
         self._seen |= dict.fromkeys(chosen, self._looks)
@@ -179,6 +181,17 @@ class ExchangeProposals:
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
         look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
         return look
+
+    def _chosen(self, wanted: Sequence[str]) -> frozenset[str]:
+        """Return the clusters of this look: those that were looked at longest ago, within the limits of a look."""
+        chosen: list[str] = []
+        machines = 0
+        for name in sorted(wanted, key=lambda name: (self._seen[name], name))[:CLUSTERS_MAX]:
+            machines += self._shard.inventory.count_bound_to(name)
+            if chosen and machines > MACHINES_MAX:
+                break
+            chosen.append(name)
+        return frozenset(chosen)
 
     def _block_reason(self, cluster: str) -> BlockReason | None:
         if self._shard.intake.is_quarantined(cluster):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.decide import decide
@@ -11,7 +12,13 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.exchange.plausibility import PriceBook, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
-from bigfleet.exchange.values import BlockReason, ClusterExchanges, ExchangeSettings, ExclusionReason
+from bigfleet.exchange.values import (
+    BlockReason,
+    ClusterExchanges,
+    ExchangeQuestion,
+    ExchangeSettings,
+    ExclusionReason,
+)
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
@@ -77,7 +84,7 @@ def pods(cpu_milli: int, memory_gib: float, count: int) -> DemandShape:
     return DemandShape({"cpu": cpu_milli, "memory": round(memory_gib * GIB)}, count)
 
 
-def asked(
+def question(
     machines: Sequence[Machine],
     demand: Sequence[Need],
     *,
@@ -86,8 +93,8 @@ def asked(
     exclude: Mapping[str, ExclusionReason] | None = None,
     blocked: Mapping[str, BlockReason] | None = None,
     options: Options = OPTIONS,
-) -> ClusterExchanges:
-    """Return what can be exchanged in cluster c; prices are those of the machines unless given."""
+) -> ExchangeQuestion:
+    """Return what is asked about cluster c; prices are those of the machines unless given."""
     snapshot = Snapshot.of(machines)
     context = ExchangeContext(
         rows=decide(snapshot, demand, options).rows,
@@ -97,5 +104,10 @@ def asked(
         blocked=blocked or {},
     )
     questions = questions_of(build(SnapshotMachines(snapshot, options), demand, options), context)
-    assert [question.cluster for question in questions] == ["c"]
-    return find_exchanges(questions[0])
+    assert [each.cluster for each in questions] == ["c"]
+    return questions[0]
+
+
+def asked(machines: Sequence[Machine], demand: Sequence[Need], **more: Any) -> ClusterExchanges:
+    """Return what can be exchanged in cluster c; further arguments are those of `question`."""
+    return find_exchanges(question(machines, demand, **more))

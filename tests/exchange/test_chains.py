@@ -19,8 +19,6 @@ from tests.exchange.building import OPTIONS, asked, need, offers, pods
 SPOT = CapacityType.SPOT
 SETTINGS = ExchangeSettings(budget_fraction=0.3)
 ROUNDS_MAX = 30
-#: Seeds in which the search finds no exchange.
-NOTHING_FOUND = frozenset({7, 10})
 
 
 def serving(machine: Machine) -> Machine:
@@ -134,4 +132,4 @@ def test_a_chain_of_exchanges_ends_and_no_pod_loses_its_place(seed: int) -> None
         pytest.fail(f"the chain does not end within {ROUNDS_MAX} exchanges")
     assert found.blocked is None
     # A seed without an exchange proves nothing.
-    assert bool(done) is (seed not in NOTHING_FOUND)
+    assert done

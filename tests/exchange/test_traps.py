@@ -294,3 +294,12 @@ def test_equal_questions_have_equal_answers() -> None:
 
     assert first.proposals
     assert first == again
+
+
+def test_rows_of_one_profile_count_each() -> None:
+    """A machine that hosts the pods of one of them has no room for both."""
+    small = offers(2, "cheap", 3, 0.10, allocatable={"cpu": "3500m", "memory": "16Gi", "pods": "110"})
+    demand = [need(pods(100, 0.1, 10)), need(pods(3000, 1, 1))]
+
+    assert asked(held(1, "dear", 4, 3.0) + small[:1], demand).proposals == ()
+    assert summary(only(asked(held(1, "dear", 4, 3.0) + small, demand))) == ({"t4": 1}, {"t3": 2})

@@ -28,13 +28,15 @@ from bigfleet.exchange.values import (
     MachineKind,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.need import RowKey
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.planner.problem import PlanSettings
 
 _DEFAULT: Final = PlanSettings()
+#: A row of a cluster: its key, and which of the cluster's rows with that key it is, in list order.
+_RowId = tuple[RowKey, int]
 #: By machine: pods of each shape of each row that the decision places there.
-_Claims = Mapping[str, Mapping[tuple[RowKey, int], int]]
+_Claims = Mapping[str, Mapping[tuple[_RowId, int], int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,17 +150,17 @@ def _sorted_out(
     cluster: ClusterState, context: ExchangeContext, rows: Sequence[RowResult]
 ) -> tuple[dict[str, ExclusionReason], list[frozenset[str]], _Claims]:
     """Return the machines that are excluded, the machines of each gang that may move as a whole, and the claims."""
-    claims: defaultdict[str, dict[tuple[RowKey, int], int]] = defaultdict(dict)
-    for row in rows:
+    claims: defaultdict[str, dict[tuple[_RowId, int], int]] = defaultdict(dict)
+    for row, row_id in zip(rows, _row_ids([row.need for row in rows]), strict=True):
         for placement in row.placements:
-            claims[placement.machine_id][(row.need.key, placement.shape)] = placement.count
-    states = {row.need.key: row for row in cluster.rows}
+            claims[placement.machine_id][(row_id, placement.shape)] = placement.count
+    states = _states(cluster)
     excluded: dict[str, ExclusionReason] = {
         host.machine.id: reason
         for host in cluster.hosts
         if (reason := _exclusion_reason(host.machine, claims[host.machine.id], states, context)) is not None
     }
-    used: defaultdict[RowKey, set[str]] = defaultdict(set)
+    used: defaultdict[_RowId, set[str]] = defaultdict(set)
     for machine_id, found in claims.items():
         for key, _ in found:
             used[key].add(machine_id)
@@ -171,15 +173,31 @@ def _sorted_out(
             gangs.append(frozenset(used[key]))
         else:
             excluded |= dict.fromkeys(used[key] - excluded.keys(), ExclusionReason.GANG)
-    _exclude_spreads(excluded, used, states.values())
+    _exclude_spreads(excluded, used, states)
     return excluded, gangs, claims
 
 
+def _states(cluster: ClusterState) -> dict[_RowId, RowState]:
+    """Return the cluster's rows by their ids."""
+    # Sorted by precedence, which rows of one key share: these are in list order.
+    return dict(zip(_row_ids([row.need for row in cluster.rows]), cluster.rows, strict=True))
+
+
+def _row_ids(needs: Iterable[Need]) -> list[_RowId]:
+    """Return the ids of rows; those of one key are in list order."""
+    seen: Counter[RowKey] = Counter()
+    found = []
+    for need in needs:
+        found.append((need.key, seen[need.key]))
+        seen[need.key] += 1
+    return found
+
+
 def _exclude_spreads(
-    excluded: dict[str, ExclusionReason], used: Mapping[RowKey, set[str]], rows: Iterable[RowState]
+    excluded: dict[str, ExclusionReason], used: Mapping[_RowId, set[str]], rows: Mapping[_RowId, RowState]
 ) -> None:
     """Exclude all machines of a row with a strict spread of which one is excluded: its pods are counted together."""
-    spreads = [used[row.need.key] for row in rows if row.spread is not None and row.need.key in used]
+    spreads = [used[key] for key, row in rows.items() if row.spread is not None and key in used]
     is_more = True
     while is_more:
         is_more = False
@@ -192,8 +210,8 @@ def _exclude_spreads(
 
 def _exclusion_reason(
     machine: Machine,
-    claims: Mapping[tuple[RowKey, int], int],
-    rows: Mapping[RowKey, RowState],
+    claims: Mapping[tuple[_RowId, int], int],
+    rows: Mapping[_RowId, RowState],
     context: ExchangeContext,
 ) -> ExclusionReason | None:
     reason = context.exclude.get(machine.id)
@@ -227,11 +245,12 @@ def _part(
 ) -> ExchangePart:
     """Return the part of the cluster's problem that concerns some of its machines and the pods on them."""
     by_class: defaultdict[ClassKey, list[HostState]] = defaultdict(list)
-    wanted: Counter[tuple[RowKey, int]] = Counter()
+    wanted: Counter[tuple[_RowId, int]] = Counter()
     for host in hosts:
         by_class[class_key(host.machine)].append(host)
         wanted.update(claims.get(host.machine.id, {}))
-    rows = {row.need.key: row for row in cluster.rows}
+    rows = _states(cluster)
+    row_ids = {row: row_id for row_id, row in rows.items()}
     pods = sum(wanted.values())
     classes, kinds, held = [], [], []
     for kind, of in zip(asked.kinds, asked.problem.classes, strict=True):
@@ -268,14 +287,14 @@ def _part(
         )
         held.append(tuple(sorted(going, key=lambda each: (each.reclamation_usd, each.pods, each.id))))
     shapes = tuple(
-        replace(shape, count=wanted[(group.row.need.key, group.index)])
+        replace(shape, count=wanted[(row_ids[group.row], group.index)])
         for group, shape in zip(asked.groups, asked.problem.shapes, strict=True)
     )
     problem = replace(asked.problem, classes=tuple(classes), shapes=shapes)
     return ExchangePart(problem=problem, kinds=tuple(kinds), held=tuple(held))
 
 
-def _held(machine: Machine, claims: Mapping[tuple[RowKey, int], int], rows: Mapping[RowKey, RowState]) -> HeldMachine:
+def _held(machine: Machine, claims: Mapping[tuple[_RowId, int], int], rows: Mapping[_RowId, RowState]) -> HeldMachine:
     penalties = [bucket_upper_dollars(rows[key].need.profile.reclamation_bucket) for key in {key for key, _ in claims}]
     return HeldMachine(
         id=machine.id,

@@ -265,12 +265,13 @@ async def test_streams_close_before_actions_end_and_the_server_stops_last() -> N
         asyncio.get_running_loop().call_soon(stop.set)
         shard: Any = FakeShard()
         server: Any = FakeServer()
-        await shard_process._run_until(stop, shard, server, runtime.SystemClock(), reporter)
+        exchanges: Any = FakeReporter()
+        await shard_process._run_until(stop, shard, exchanges, server, runtime.SystemClock(), reporter)
         return list(order)
 
     wanted = ["streams closed", "actions ended", f"server stopped within {STREAM_GRACE_SECONDS:g} s"]
     assert await stopped(None) == await stopped(FakeReporter()) == wanted
-    assert {task.get_name() for task in asyncio.all_tasks()} & {"link", "shard", "stop"} == set()
+    assert {task.get_name() for task in asyncio.all_tasks()} & {"link", "shard", "exchanges", "stop"} == set()
 
 
 @pytest.mark.rule("shard 1/18")

@@ -4,6 +4,7 @@ Held machines and Speculative ones of one class are one class of the problem; Id
 less. Rows without shapes cannot be planned: a cluster that has one gets no target.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +128,7 @@ def _machine_class(
     machine = kind.example
     total = fleet.total(cluster.id, kind.shape)
     bare = fleet.total("", kind.shape)
-    price = _nanos(machine.price_usd_per_hour)
+    price = nanos(machine.price_usd_per_hour)
     # Fixed capacity costs the same whether a cluster holds it or not.
     held_cost = price if machine.capacity_type in RELEASABLE else 0
     cost = price
@@ -154,8 +155,9 @@ def _bounded(room: Sequence[int]) -> tuple[int, ...]:
     return tuple(min(milli, QUANTITY_MAX) if milli < UNLIMITED else QUANTITY_MAX for milli in room)
 
 
-def _nanos(dollars: float) -> int:
-    return round(min(max(dollars, 0.0), DOLLARS_MAX) * NANO)
+def nanos(dollars: float) -> int:
+    """Return nano-dollars, within what the planner's integers carry; NaN counts as more than any price."""
+    return round((DOLLARS_MAX if math.isnan(dollars) else min(max(dollars, 0.0), DOLLARS_MAX)) * NANO)
 
 
 def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) -> PlannerShape:
@@ -174,7 +176,7 @@ def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) 
         rank=rank,
         priority=row.need.profile.priority,
         max_per_machine=group.limit,
-        penalty=_nanos(penalty),
+        penalty=nanos(penalty),
         is_pinned=penalty == float("inf"),
         gang="" if row.same_key is None else str(row.position),
         same_key=row.same_key or "",

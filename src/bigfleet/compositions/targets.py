@@ -49,11 +49,15 @@ class FleetPlanner:
         self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, settings: SettingsByCluster
     ) -> dict[str, ClusterProblem]:
         """Return the problems of the clusters of the rows, each with all that is on offer."""
-        fleet = build(self._follow(view, options), demand, options)
+        fleet = self.state(view, demand, options)
         found = (
             (name, problem_of(cluster, fleet, settings.get(name, _DEFAULT))) for name, cluster in fleet.clusters.items()
         )
         return {name: asked for name, asked in found if asked is not None}
+
+    def state(self, view: ColumnSnapshot, demand: Sequence[Need], options: Options) -> DecisionState:
+        """Return the state before Phase 1 of the clusters of the rows; it is of use until the next call."""
+        return build(self._follow(view, options), demand, options)
 
     def _follow(self, view: ColumnSnapshot, options: Options) -> ColumnMachines:
         machines, self._machines = self._machines, None

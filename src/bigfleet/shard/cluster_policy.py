@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 import yaml
 
+from bigfleet.exchange.values import ExchangeMode
 from bigfleet.files.yaml_loading import NestingError, compose_yaml
 from bigfleet.model.ids import identifier_fault
 from bigfleet.model.penalty import ORDINALS, UNSPECIFIED, bucket_label
@@ -28,10 +29,12 @@ PATTERNS_MAX = 100
 _ORDERS = {order.value: order for order in SchedulerOrder}
 _SCHEDULER = "scheduler"
 _SPOT_POOL = "spot_pool_max"
+_MODES = {mode.value: mode for mode in ExchangeMode}
+_EXCHANGE = "exchange"
 _PENALTY = "penalty_max"
 _DOLLARS = "dollars_per_hour_max"
 _LIMITS = ("priority_max", _PENALTY, "machines_max", "rows_max", _DOLLARS)
-_SETTINGS = (_SCHEDULER, _SPOT_POOL, *_LIMITS)
+_SETTINGS = (_SCHEDULER, _SPOT_POOL, _EXCHANGE, *_LIMITS)
 _SETTING_REMEDY = "write " + " or ".join(f"`{name}:`" for name in _SETTINGS)
 _PERCENT = re.compile("([0-9]|[1-9][0-9]|100)%")
 PERCENT_REMEDY = "write a share from 0% to 100%, as 50%"
@@ -57,6 +60,7 @@ class ClusterPolicy:
     scheduler: SchedulerOrder | None = None
     #: Percent; 0 is no limit.
     spot_pool_max: int | None = None
+    exchange: ExchangeMode | None = None
     #: Of the limits infinity is "unlimited", which goes before the limit of a later entry.
     priority_max: float | None = None
     #: Ordinal of a penalty bucket (docs/spec/model.md §6), of both penalties.
@@ -113,6 +117,11 @@ class ClusterPolicies:
                 self._settings.clear()
             self._settings[cluster] = known
         return known
+
+    def exchange_mode(self, cluster: str, default: ExchangeMode) -> ExchangeMode:
+        """Return what is done about cheaper machines for the cluster."""
+        modes = (policy.exchange for policy in self._applying(cluster) if policy.exchange is not None)
+        return next(modes, default)
 
     def limits(self, cluster: str) -> ClusterLimits:
         """Return what the cluster may ask for and have at most."""
@@ -211,12 +220,14 @@ def read_policies(path: Path) -> ClusterPolicies:
     return ClusterPolicies() if root is None else _Reader(path).policies(root)
 
 
-def _value_of(key: str, text: str) -> tuple[SchedulerOrder | float | None, str]:
+def _value_of(key: str, text: str) -> tuple[SchedulerOrder | ExchangeMode | float | None, str]:
     """Return what a setting's text says, None when it says nothing, and what to write instead."""
     if key == _SCHEDULER:
         return _ORDERS.get(text), f"write {' or '.join(_ORDERS)}"
     if key == _SPOT_POOL:
         return percent_of(text), PERCENT_REMEDY
+    if key == _EXCHANGE:
+        return _MODES.get(text), f"write {' or '.join(_MODES)}"
     if text == _UNLIMITED:
         return math.inf, ""
     if key == _PENALTY:

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.shortfalls import AGE_CLASSES
+from bigfleet.exchange.values import BlockReason, WaitReason
 from bigfleet.model.frames import DrainOutcome, UnmetReason
 from bigfleet.model.instructions import KIND_LABELS, InstructionOutcome
 from bigfleet.model.machine import InvariantFault
@@ -26,6 +27,10 @@ from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome
 from bigfleet.shard.sessions.demand import RollUpOutcome
 
 _PREFIX = "bigfleet_shard"
+#: Of proposals that are ready, and of those that are not.
+EXCHANGE_SAVINGS = ("promised", "waiting")
+EXCHANGE_WAITS = ("nothing", *(reason.value for reason in WaitReason))
+EXCHANGE_OUTCOMES = ("searched", "unchanged", "failed")
 #: Why a row can be short, all that a gauge may say.
 UNMET_REASONS = tuple(reason for reason in UnmetReason if reason is not UnmetReason.UNSPECIFIED)
 #: 1 ms × 2^0…13.
@@ -129,6 +134,7 @@ class ShardMetrics:
         self.insecure = gauge("insecure", "1 while other hosts can call this process without TLS")
         self.epoch = gauge("epoch", "The epoch of this process")
         self._count_actions(registry)
+        self._count_exchanges(registry)
         self._count_ownership(registry)
         registry.register(_InventoryCollector(inventory))
         self._export_zeros()
@@ -175,6 +181,26 @@ class ShardMetrics:
         self.machines_stuck = gauge("machines_stuck", "Machines whose transition does not end", ["state"])
         self.audit_write_errors = counter("audit_write_errors_total", "Audit records that could not be written")
         self.fenced = counter("fenced_total", "Calls refused because a newer process of this shard exists")
+
+    def _count_exchanges(self, registry: CollectorRegistry) -> None:
+        """Make the metrics of exchanges of machines for cheaper ones."""
+        counter, gauge, _histogram = _makers(registry)
+        self.exchange_saving = gauge(
+            "exchange_saving_usd_per_hour", "What proposed exchanges would save, dollars an hour", ["saving"]
+        )
+        self.exchange_proposals = gauge("exchange_proposals", "Proposed exchanges", ["waits_for"])
+        self.exchange_blocked = gauge(
+            "exchange_blocked_clusters", "Clusters of which nothing is exchanged for now", ["reason"]
+        )
+        self.exchange_searches = counter("exchange_searches_total", "Clusters looked at for exchanges", ["outcome"])
+        for saving in EXCHANGE_SAVINGS:
+            self.exchange_saving.labels(saving)
+        for waits_for in EXCHANGE_WAITS:
+            self.exchange_proposals.labels(waits_for)
+        for reason in BlockReason:
+            self.exchange_blocked.labels(reason.value)
+        for outcome in EXCHANGE_OUTCOMES:
+            self.exchange_searches.labels(outcome)
 
     def _count_ownership(self, registry: CollectorRegistry) -> None:
         """Make the metrics of the coordinator, and of machines that went from shard to shard."""

@@ -13,7 +13,9 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+from bigfleet.exchange.search import find_exchanges
 from bigfleet.planner.plan import plan
+from tests.exchange.building import held, need, offers, pods, question
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.planner.test_best import tiny
 
@@ -22,6 +24,18 @@ async def test_a_worker_comes_to_the_same_composition() -> None:
     problem = tiny(random.Random(1))
     with ProcessPlanWorkers(1) as workers:
         assert await workers.plan(problem) == plan(problem)
+
+
+async def test_a_worker_finds_the_same_exchanges() -> None:
+    """A question travels to the worker and its answer back."""
+    machines = held(2, "dear", 4, 3.0) + offers(4, "cheap", 8, 0.10)
+    asked = question(machines, [need(pods(500, 1, 10))])
+    with ProcessPlanWorkers(1) as workers:
+        assert workers.is_idle
+        found = await workers.find_exchanges(asked)
+
+    assert found.proposals
+    assert found == find_exchanges(asked)
 
 
 @pytest.mark.slow

@@ -186,6 +186,7 @@ READS = {
     "ListMachines": shardread_pb2.ListMachinesRequest(),
     "ListActions": shardread_pb2.ListActionsRequest(),
     "ListSessions": shardread_pb2.ListSessionsRequest(),
+    "ListExchanges": shardread_pb2.ListExchangesRequest(),
     "ExplainNeed": shardread_pb2.ExplainNeedRequest(cluster_id="c1", profile_fingerprint="f"),
     "ExplainMachine": shardread_pb2.ExplainMachineRequest(machine_id="m1"),
 }

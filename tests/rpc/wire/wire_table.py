@@ -187,6 +187,7 @@ SERVICES: dict[str, dict[str, tuple[str, str, bool, bool]]] = {
         "ExplainMachine": ("ExplainMachineRequest", "ExplainMachineResponse", False, False),
         "ListActions": ("ListActionsRequest", "ListActionsResponse", False, True),
         "ListSessions": ("ListSessionsRequest", "ListSessionsResponse", False, True),
+        "ListExchanges": ("ListExchangesRequest", "ListExchangesResponse", False, True),
     },
     "ShardAdmin": {
         "RetireCluster": ("RetireClusterRequest", "RetireClusterResponse", False, False),

@@ -212,6 +212,30 @@ def _cluster_flags(record: Record, _now: float) -> str:
     return ",".join(f"{record[name]} {name}" for name in ("stuck", "unjoined") if record[name]) or NOTHING
 
 
+def _exchanged(name: str) -> Callable[[Record, float], str]:
+    def cell(record: Record, _now: float) -> str:
+        parts = [
+            f"{each['machines']} × {plain(each['instanceType'])} {each['capacityType']}" for each in record[name] or ()
+        ]
+        return " + ".join(parts) or NOTHING
+
+    return cell
+
+
+def _break_even(record: Record, _now: float) -> str:
+    return NOTHING if record["breakEvenSeconds"] is None else age_text(record["breakEvenSeconds"])
+
+
+def _exchange_state(record: Record, _now: float) -> str:
+    if record["blocked"]:
+        return f"blocked: {plain(record['blocked'])}"
+    return NOTHING if record["kind"] is None else plain(record["waitsFor"] or "ready")
+
+
+def _excluded(record: Record, _now: float) -> str:
+    return ", ".join(f"{plain(reason)} {count}" for reason, count in record["excluded"].items()) or NOTHING
+
+
 MACHINES: Final[Sequence[TableColumn]] = (
     TableColumn(head="MACHINE", cell=_field("id")),
     TableColumn(head="STATE", cell=_field("state"), style=_state_style),
@@ -287,6 +311,17 @@ SESSIONS: Final[Sequence[TableColumn]] = (
     TableColumn(head="OUTBOX", cell=_field("outboxFrames"), rank=1, right=True),
     TableColumn(head="DROPPED", cell=_field("outboxDropped"), rank=1, right=True, style=_alarm("outboxDropped")),
     TableColumn(head="CAPABILITIES", cell=_list("capabilities"), rank=3, flexible=True),
+)
+EXCHANGES: Final[Sequence[TableColumn]] = (
+    TableColumn(head="CLUSTER", cell=_field("cluster")),
+    TableColumn(head="STATE", cell=_exchange_state, style=lambda record: "" if record["waitsFor"] else "green"),
+    TableColumn(head="SAVES $/H", cell=_dollars("savingUsdPerHour"), right=True),
+    TableColumn(head="PAYS AFTER", cell=_break_even, rank=2, right=True),
+    TableColumn(head="GAIN $", cell=_dollars("gainUsd"), rank=4, right=True),
+    TableColumn(head="REQUIRED $", cell=_dollars("requiredUsd"), rank=4, right=True),
+    TableColumn(head="GO", cell=_exchanged("goes")),
+    TableColumn(head="COME", cell=_exchanged("comes")),
+    TableColumn(head="EXCLUDED", cell=_excluded, rank=3, flexible=True),
 )
 SESSION_TOTALS: Final[Sequence[TableColumn]] = (
     TableColumn(head="FIGURE", cell=_field("name")),

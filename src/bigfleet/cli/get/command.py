@@ -196,6 +196,18 @@ def sessions(
     _show(lambda: session_records(address), columns.SESSION_TOTALS, "figure", looking)
 
 
+@app.command(cls=SwitchCommand)
+@taking(Looking)
+def exchanges(
+    looking: Looking,
+    cluster: _Cluster = "",
+) -> None:
+    """List exchanges of machines for cheaper ones that a shard proposes, by cluster."""
+    from bigfleet.cli.get import columns, sources, wanted
+
+    _show_shard(sources.exchanges(wanted.cluster_id(cluster)), columns.EXCHANGES, "exchange", looking)
+
+
 def _show_shard(source: "Source", columns: "Sequence[TableColumn]", noun: str, looking: Looking) -> None:
     from bigfleet.cli.get.sources import connected
 

@@ -13,6 +13,7 @@ from itertools import islice
 import grpc
 
 from bigfleet.cli.get.columns import plain
+from bigfleet.cli.get.exchange_records import exchange_records
 from bigfleet.cli.get.records import Record, action_record, machine_record, need_record, session_record
 from bigfleet.cli.runtime.failures import CommandFault, RunFault, UsageFault
 from bigfleet.model import vector
@@ -131,6 +132,16 @@ def sessions(cluster: str) -> Source:
                 f"the shard at {reader.address} has no session of cluster {cluster!r} and does not miss one: the "
                 "cluster has neither demand nor machines; bigfleet get sessions lists those that it knows"
             )
+
+    return read
+
+
+def exchanges(cluster: str) -> Source:
+    """Return the source of proposed exchanges: one record for each, and one for a cluster without any."""
+
+    def read(reader: ShardReader) -> Iterator[Record]:
+        views = reader.exchanges(shardread_pb2.ListExchangesRequest(cluster_id=cluster))
+        return _known(reader, cluster, (record for view in views for record in exchange_records(view)))
 
     return read
 

@@ -14,9 +14,12 @@ from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from bigfleet.cli.plan.bound import CostBound
     from bigfleet.cli.plan.planning import Difference, FleetPlan, PlanInput
     from bigfleet.engine.explain.explanation import Explanation
+    from bigfleet.exchange.values import ClusterExchanges
     from bigfleet.planner.problem import SchedulerOrder
 
 OUTPUTS: Final = ("table", "json")
@@ -51,6 +54,10 @@ _SpotPoolMax = Annotated[
     str,
     typer.Option(metavar="PERCENT", help="Maximum share of a cluster's supply from one Spot pool; 0% is no limit."),
 ]
+_Exchange = Annotated[
+    str,
+    typer.Option(metavar="MODE", help="Exchanges of held machines for cheaper ones: off, or propose to show them."),
+]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="Output format: table or json.")]
 
 
@@ -64,6 +71,7 @@ def plan(
     until_settled: _UntilSettled = False,
     scheduler: _Scheduler = "least-allocated",
     spot_pool_max: _SpotPoolMax = "50%",
+    exchange: _Exchange = "off",
     output: _Output = "table",
 ) -> None:
     """Show what BigFleet would do with given machines and demand, and what it costs."""
@@ -78,11 +86,12 @@ def plan(
         raise UsageFault(f"--now: {now} is not a time; use seconds")
     if until_settled and (bound or explain is not None or what_if is not None):
         raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
+    proposes = _proposes(exchange)
     settings = PlanSettings(order=_order(scheduler), spot_pool_percent_max=_percent(spot_pool_max))
     machines, wanted = read_machines(inventory), read_demand(demand)
     given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, settings=settings)
     if until_settled:
-        _print_settled(given, output)
+        _print_settled(given, output, proposes=proposes)
         return
     changed = apply_patches(given, what_if) if what_if is not None else None
     base = make_plan(given)
@@ -94,6 +103,7 @@ def plan(
         final=final,
         about=None if explain is None else _about(final, explain, base=base),
         bound=_bound_of(final) if bound else None,
+        exchanges=_exchanges_of(final) if proposes else None,
     )
     if output == "json":
         _print_document(answer)
@@ -109,6 +119,21 @@ def _order(name: str) -> "SchedulerOrder":
     except ValueError:
         known = ", ".join(order.value for order in SchedulerOrder)
         raise UsageFault(f"--scheduler: {name!r} is unknown; choose one of {known}") from None
+
+
+def _proposes(mode: str) -> bool:
+    from bigfleet.exchange.values import ExchangeMode
+
+    known = [each.value for each in ExchangeMode]
+    if mode not in known:
+        raise UsageFault(f"--exchange: {mode!r} is unknown; choose one of {', '.join(known)}")
+    return mode == ExchangeMode.PROPOSE.value
+
+
+def _exchanges_of(plan: "FleetPlan") -> "list[ClusterExchanges]":
+    from bigfleet.cli.plan.exchanges import exchanges_of
+
+    return exchanges_of(plan)
 
 
 def _percent(text: str) -> int:
@@ -131,6 +156,8 @@ class _Answer:
     #: The explanation, and the id that was asked for.
     about: "tuple[Explanation | list[str], str] | None"
     bound: "CostBound | None"
+    #: What could be exchanged in each cluster; None if it was not asked for.
+    exchanges: "list[ClusterExchanges] | None"
 
 
 def _bound_of(plan: "FleetPlan") -> "CostBound":
@@ -158,21 +185,28 @@ def _about(plan: "FleetPlan", asked: str, *, base: "FleetPlan") -> "tuple[Explan
     raise UsageFault(f"--explain: {name!r} is not the id of a {kind or 'row or machine'}")
 
 
-def _print_settled(given: "PlanInput", output: str) -> None:
+def _print_settled(given: "PlanInput", output: str, *, proposes: bool) -> None:
     from bigfleet.cli.plan.settling import settle
 
     settled = settle(given)
+    exchanges = _exchanges_of(settled.plan) if proposes else None
     if output == "json":
         import json
 
         from bigfleet.cli.plan.document import settled_document
 
-        echo(json.dumps(settled_document(settled), indent=2, allow_nan=False))
+        settled_answer = settled_document(settled)
+        if exchanges is not None:
+            settled_answer["exchanges"] = _exchanges_document(exchanges)
+        echo(json.dumps(settled_answer, indent=2, allow_nan=False))
         return
     from bigfleet.cli.plan.tables import show_settled
     from bigfleet.cli.runtime.console import output_console
 
-    show_settled(output_console(SETTLED_WIDTH), settled)
+    console = output_console(SETTLED_WIDTH)
+    show_settled(console, settled)
+    if exchanges is not None:
+        _show_exchanges(console, exchanges)
 
 
 def _print_tables(answer: _Answer) -> None:
@@ -187,6 +221,20 @@ def _print_tables(answer: _Answer) -> None:
         show_bound(console, answer.bound)
     if answer.about is not None:
         show_explanation(console, answer.final, *answer.about)
+    if answer.exchanges is not None:
+        _show_exchanges(console, answer.exchanges)
+
+
+def _show_exchanges(console: "Console", exchanges: "list[ClusterExchanges]") -> None:
+    from bigfleet.cli.plan.exchanges import show_exchanges
+
+    show_exchanges(console, exchanges)
+
+
+def _exchanges_document(exchanges: "list[ClusterExchanges]") -> dict[str, object]:
+    from bigfleet.cli.plan.exchanges import exchanges_document
+
+    return exchanges_document(exchanges)
 
 
 def _print_document(answer: _Answer) -> None:
@@ -194,11 +242,13 @@ def _print_document(answer: _Answer) -> None:
 
     from bigfleet.cli.plan.document import bound_document, difference_document, explanation_document, plan_document
 
-    document = {"plan": plan_document(answer.base)}
+    document: dict[str, object] = {"plan": plan_document(answer.base)}
     if answer.difference is not None:
         document["what_if"] = difference_document(answer.difference)
     if answer.bound is not None:
         document["bound"] = bound_document(answer.bound)
     if answer.about is not None:
         document["explanation"] = explanation_document(answer.final, *answer.about)
+    if answer.exchanges is not None:
+        document["exchanges"] = _exchanges_document(answer.exchanges)
     echo(json.dumps(document, indent=2, allow_nan=False))

@@ -2,18 +2,23 @@
 
 import asyncio
 import multiprocessing
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from importlib import import_module
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.cli.runtime.parent_watch import end_with_parent
 
 if TYPE_CHECKING:
+    from bigfleet.exchange.values import ClusterExchanges, ExchangeQuestion
     from bigfleet.planner.composition import Composition
     from bigfleet.planner.problem import Problem
+
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
 
 #: Problems that wait in line for each worker, so that none is idle while the next one is made.
 WAITING_PER_WORKER = 3
@@ -33,16 +38,30 @@ class ProcessPlanWorkers:
         """How many more problems may be handed over now."""
         return max(0, self._workers * (1 + WAITING_PER_WORKER) - self._under_way)
 
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is under way or waits."""
+        return not self._under_way
+
     def start(self) -> None:
         """Start one worker, so that the first problem does not wait for it."""
         self._started().submit(_work_on, None)
 
     async def plan(self, problem: "Problem") -> "Composition":
         """Return the composition. Raises ProblemFault, and BrokenProcessPool when the worker died."""
+        answer = await self._answer(_work_on, problem)
+        assert answer is not None, "a problem has an answer"
+        return answer
+
+    async def find_exchanges(self, question: "ExchangeQuestion") -> "ClusterExchanges":
+        """Return what can be exchanged. Raises BrokenProcessPool when the worker died."""
+        return await self._answer(_search, question)
+
+    async def _answer(self, work: "Callable[[_Asked], _Answer]", asked: _Asked) -> _Answer:
         pool = self._started()
         self._under_way += 1
         try:
-            answer = await asyncio.get_running_loop().run_in_executor(pool, _work_on, problem)
+            return await asyncio.get_running_loop().run_in_executor(pool, work, asked)
         except BrokenProcessPool:
             if self._pool is pool:
                 self._pool = None
@@ -50,8 +69,6 @@ class ProcessPlanWorkers:
             raise
         finally:
             self._under_way -= 1
-        assert answer is not None, "a problem has an answer"
-        return answer
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -86,6 +103,13 @@ def _work_on(problem: "Problem | None") -> "Composition | None":
         import_module("bigfleet.planner.compiled")
         return None
     return plan(problem)
+
+
+def _search(question: "ExchangeQuestion") -> "ClusterExchanges":
+    """Search exchanges in a worker."""
+    from bigfleet.exchange.search import find_exchanges
+
+    return find_exchanges(question)
 
 
 def _begin() -> None:

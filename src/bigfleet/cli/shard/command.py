@@ -41,6 +41,7 @@ from bigfleet.model.ownership import Base
 
 if TYPE_CHECKING:
     from bigfleet.cli.shard.place import ShardPlace
+    from bigfleet.exchange.values import ExchangeMode
     from bigfleet.shard.cluster_policy import PolicyFile
     from bigfleet.shard.ports import ShardSettings
 
@@ -121,6 +122,10 @@ _PlanWait = Annotated[
         metavar="DURATION",
         help="Maximum time that new machines for changed demand wait for the target composition.",
     ),
+]
+_Exchange = Annotated[
+    str,
+    typer.Option(metavar="MODE", help="Exchanges of machines for cheaper ones: off, or propose to show them."),
 ]
 _Guard = Annotated[
     bool,
@@ -234,6 +239,7 @@ class ShardCommand(SwitchGroup):
                 "--wake-min-gap",
                 "--plan-workers",
                 "--plan-wait",
+                "--exchange",
                 "--reclaim-after",
                 "--engine-verify-every",
             ),
@@ -301,6 +307,7 @@ class ShardFlags:
     reclaim_after: _ReclaimAfter = "10m"
     plan_workers: _PlanWorkers = 1
     plan_wait: _PlanWait = "10s"
+    exchange: _Exchange = "propose"
     empty_rollup_guard: _Guard = True
     removal_brake: _Brake = True
     actuation_paused: _Paused = False
@@ -433,6 +440,7 @@ class ShardFlags:
             new_file_owns=OWNERSHIP[self.ownership],
             data_dir=self.data_dir,
             plan_workers=self.plan_workers,
+            exchange=self._exchange_mode(),
             provider_address=parse_address(self.provider_addr, "--provider-addr") if self.provider_addr else None,
             fake_slots=self.fake_provider,
             listen_address=parse_listen_address(self.listen, "--listen", tls, is_insecure=self.insecure),
@@ -446,6 +454,15 @@ class ShardFlags:
             hello_bytes_max=_lowered(self.hello_max_bytes, "--hello-max-bytes", HELLO_BYTES_MAX),
             frame_bytes_max=_lowered(self.frame_max_bytes, "--frame-max-bytes", FRAME_BYTES_MAX),
         )
+
+    def _exchange_mode(self) -> "ExchangeMode":
+        from bigfleet.exchange.values import ExchangeMode
+
+        try:
+            return ExchangeMode(self.exchange)
+        except ValueError:
+            known = ", ".join(mode.value for mode in ExchangeMode)
+            raise UsageFault(f"--exchange: {self.exchange!r} is unknown; choose one of {known}") from None
 
     def _policies(self) -> "PolicyFile | None":
         from bigfleet.shard.cluster_policy import PolicyFault, PolicyFile

@@ -6,6 +6,7 @@ Values that `bigfleet.cli.shard.command` makes of its flags; nothing here opens 
 from dataclasses import dataclass
 from pathlib import Path
 
+from bigfleet.exchange.values import ExchangeMode
 from bigfleet.model.ids import ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.rpc.security.tls import TlsFiles
@@ -36,6 +37,8 @@ class ShardPlace:
     tls: TlsFiles | None = None
     #: Processes that plan target compositions; 0 plans within the cycle.
     plan_workers: int = 1
+    #: What is done about cheaper machines, where the cluster policy says nothing.
+    exchange: ExchangeMode = ExchangeMode.PROPOSE
     #: None keeps no audit log.
     audit_log: Path | None = None
     audit_log_bytes_max: int = 256 * 1024 * 1024

@@ -47,6 +47,7 @@ from bigfleet.shard.audit.log_file import AuditFile, AuditFileFault
 from bigfleet.shard.cluster_policy import PolicyFile
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.engine_runner import EngineMaker
+from bigfleet.shard.exchange.proposals import ExchangeProposals
 from bigfleet.shard.ownership.state_file import StateFile, StateFileFault
 from bigfleet.shard.ports import ShardSettings
 
@@ -116,7 +117,10 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
-        server = _grpc_server(shard, clock, registry, place)
+        exchanges = ExchangeProposals(
+            shard=shard, mode=place.exchange, clock=clock, compute=compute_in_thread, workers=workers
+        )
+        server = _grpc_server(shard, exchanges, clock, registry, place)
         try:
             shard.metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
             bound = await server.start(*place.listen_address)
@@ -127,7 +131,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         )
         _log.info("shard.started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
-        await _run_until(stop, shard, server, clock, reporter)
+        await _run_until(stop, shard, exchanges, server, clock, reporter)
     _log.info("shard.stopped", shard=place.shard_id)
     return 0
 
@@ -215,7 +219,9 @@ async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: async
         shard.wake()
 
 
-def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, place: ShardPlace) -> GrpcServer:
+def _grpc_server(
+    shard: Shard, exchanges: ExchangeProposals, clock: SystemClock, registry: CollectorRegistry, place: ShardPlace
+) -> GrpcServer:
     answered = (shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME)
     gate = Gate(registry, "bigfleet_shard", services=answered)
     if place.tls is not None:
@@ -224,7 +230,7 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
 
     def register(server: aio.Server) -> None:
         session_server.add_to_server(sessions, server)
-        shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock), server)
+        shardread_server.add_to_server(shardread_server.ShardReadServicer(shard, clock, exchanges), server)
         shardadmin_server.add_to_server(shardadmin_server.ShardAdminServicer(shard), server)
 
     services = (session_server.SERVICE_NAME, *answered)
@@ -234,11 +240,21 @@ def _grpc_server(shard: Shard, clock: SystemClock, registry: CollectorRegistry, 
 
 
 async def _run_until(
-    stop: asyncio.Event, shard: Shard, server: GrpcServer, clock: SystemClock, reporter: CoordinatorLink | None
+    stop: asyncio.Event,
+    shard: Shard,
+    exchanges: ExchangeProposals,
+    server: GrpcServer,
+    clock: SystemClock,
+    reporter: CoordinatorLink | None,
 ) -> None:
     running = asyncio.create_task(shard.run(), name="shard")
     collecting = asyncio.create_task(interpreter.collect_when_due(clock), name="garbage")
-    beside = [collecting] if reporter is None else [collecting, asyncio.create_task(reporter.run(), name="link")]
+    looking = asyncio.create_task(exchanges.run(), name="exchanges")
+    beside = (
+        [collecting, looking]
+        if reporter is None
+        else [collecting, looking, asyncio.create_task(reporter.run(), name="link")]
+    )
     stopping = asyncio.create_task(stop.wait(), name="stop")
     await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
     # Streams close first: a graceful gRPC stop would wait for them for ever. Nor does an instruction begin any more.

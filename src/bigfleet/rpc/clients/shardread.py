@@ -118,6 +118,11 @@ class ShardReader:
         for frame in self._stream(lambda: self._stub.ListSessions(request)):
             yield frame.session
 
+    def exchanges(self, request: shardread_pb2.ListExchangesRequest) -> Iterator[shardread_pb2.ClusterExchangesView]:
+        """Yield what could be exchanged in each cluster, cluster ids ascending."""
+        for frame in self._stream(lambda: self._stub.ListExchanges(request)):
+            yield frame.exchanges
+
     def explain_need(self, request: shardread_pb2.ExplainNeedRequest) -> shardread_pb2.ExplainNeedResponse:
         """Return why a row got what it got in the last finished cycle."""
         try:

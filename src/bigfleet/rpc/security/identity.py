@@ -96,7 +96,15 @@ MAY_CALL: Mapping[str, frozenset[PeerRole]] = {
     SESSION: frozenset({PeerRole.CLUSTER}),
     **{
         _SHARD_READ + name: _READERS
-        for name in ("InspectNeeds", "ListMachines", "ListActions", "ListSessions", "ExplainNeed", "ExplainMachine")
+        for name in (
+            "InspectNeeds",
+            "ListMachines",
+            "ListActions",
+            "ListSessions",
+            "ListExchanges",
+            "ExplainNeed",
+            "ExplainMachine",
+        )
     },
     **{_SHARD_ADMIN + name: frozenset({PeerRole.ADMIN}) for name in ("RetireCluster", "ReadmitCluster")},
     REPORT: frozenset({PeerRole.SHARD}),

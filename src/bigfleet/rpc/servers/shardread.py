@@ -19,10 +19,12 @@ from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
 from bigfleet.rpc.servers.explain import Explainer, ExplanationRefusal
+from bigfleet.rpc.wire.convert_exchange import exchanges_to_wire
 from bigfleet.rpc.wire.convert_machine import machine_to_wire, stamp_to_wire
 from bigfleet.rpc.wire.convert_session import need_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.exchange.proposals import ExchangeProposals
 from bigfleet.shard.inventory.fleet_queries import MachineQuery, find, first_after
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.status.session_views import SessionView
@@ -42,8 +44,10 @@ _Context = aio.ServicerContext[Any, Any]
 class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
     """Reads one shard."""
 
-    def __init__(self, shard: Shard, clock: Clock) -> None:
+    def __init__(self, shard: Shard, clock: Clock, exchanges: ExchangeProposals | None = None) -> None:
+        """Without `exchanges` none is listed."""
         self._shard = shard
+        self._exchanges = exchanges
         self._clock = clock
         self._explainer = Explainer(shard)
 
@@ -105,6 +109,16 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cluster_id {fault}")
         for view in self._shard.session_views.views(request.cluster_id):
             yield shardread_pb2.ListSessionsResponse(session=_session_view(view))
+
+    async def ListExchanges(
+        self, request: shardread_pb2.ListExchangesRequest, context: _Context
+    ) -> AsyncIterator[shardread_pb2.ListExchangesResponse]:
+        """Stream what could be exchanged in each cluster, ids ascending, as of the last look."""
+        fault = identifier_fault(request.cluster_id) if request.cluster_id else None
+        if fault is not None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cluster_id {fault}")
+        for found in () if self._exchanges is None else self._exchanges.found(request.cluster_id):
+            yield shardread_pb2.ListExchangesResponse(exchanges=exchanges_to_wire(found))
 
     async def ExplainNeed(
         self, request: shardread_pb2.ExplainNeedRequest, context: _Context

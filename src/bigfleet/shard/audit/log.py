@@ -162,6 +162,25 @@ class Audit:
         }
         self._append(self._log, fields)
 
+    def note_exchange(
+        self, *, cluster: str, machines: int, saving_usd_per_hour: float, message: str, at_unix_nanos: int
+    ) -> None:
+        """Write the record of an exchange that is proposed. Never raises OSError."""
+        if self._log is None:
+            return
+        fields: dict[str, object] = {
+            "time": _rfc3339(at_unix_nanos),
+            "shard": self._shard_id,
+            "epoch": self._epoch,
+            "kind": "ProposeExchange",
+            "cluster": _text(cluster),
+            "machines": machines,
+            "saving_usd_per_hour": round(saving_usd_per_hour, 6),
+            "outcome": "proposed",
+            "message": _text(message),
+        }
+        self._append(self._log, fields)
+
     def _append(self, log: AuditLog, fields: dict[str, object]) -> None:
         self._sequence += 1
         try:

@@ -124,6 +124,10 @@ class Inventory:
             return 0
         return self._state_since_unix_nanos.get(machine_id, self._first_unix_nanos or 0)
 
+    def changed_at_unix_nanos(self, machine_id: MachineId) -> int | None:
+        """Return when the machine entered its state; None if it was in it when this process first saw machines."""
+        return self._state_since_unix_nanos.get(machine_id)
+
     def insert(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> None:
         """Add a machine. Raises InventoryRefusal when the id exists or the record breaks the invariant."""
         if machine.id in self._machines:

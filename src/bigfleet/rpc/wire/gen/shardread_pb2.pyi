@@ -919,3 +919,241 @@ class SessionView(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SessionView: _TypeAlias = SessionView  # noqa: Y015
+
+@_typing.final
+class ListExchangesRequest(_message.Message):
+    """(ours) Which clusters' exchanges to list."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    """Empty: all."""
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster_id", b"cluster_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListExchangesRequest: _TypeAlias = ListExchangesRequest  # noqa: Y015
+
+@_typing.final
+class ListExchangesResponse(_message.Message):
+    """(ours) By ascending cluster id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXCHANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def exchanges(self) -> Global___ClusterExchangesView: ...
+    def __init__(
+        self,
+        *,
+        exchanges: Global___ClusterExchangesView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["exchanges", b"exchanges"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exchanges", b"exchanges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListExchangesResponse: _TypeAlias = ListExchangesResponse  # noqa: Y015
+
+@_typing.final
+class ClusterExchangesView(_message.Message):
+    """(ours) Which machines of one cluster could be exchanged for cheaper ones. Nothing of it is carried out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ExcludedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    COMPUTED_AT_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    MACHINES_FIELD_NUMBER: _builtins.int
+    COST_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    BLOCKED_FIELD_NUMBER: _builtins.int
+    EXCLUDED_FIELD_NUMBER: _builtins.int
+    PROPOSALS_FIELD_NUMBER: _builtins.int
+    SENTENCES_FIELD_NUMBER: _builtins.int
+    cluster_id: _builtins.str
+    computed_at_unix_nanos: _builtins.int
+    """Time of the search."""
+    machines: _builtins.int
+    cost_usd_per_hour: _builtins.float
+    blocked: _builtins.str
+    """Why nothing is exchanged for now; empty when nothing stands against it."""
+    @_builtins.property
+    def excluded(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Machines that take no part, by reason."""
+
+    @_builtins.property
+    def proposals(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangeView]:
+        """Each assumes that those before it are carried out."""
+
+    @_builtins.property
+    def sentences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Why there is no proposal, and which machines are excluded."""
+
+    def __init__(
+        self,
+        *,
+        cluster_id: _builtins.str = ...,
+        computed_at_unix_nanos: _builtins.int = ...,
+        machines: _builtins.int = ...,
+        cost_usd_per_hour: _builtins.float = ...,
+        blocked: _builtins.str = ...,
+        excluded: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        proposals: _abc.Iterable[Global___ExchangeView] | None = ...,
+        sentences: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "cluster_id", b"cluster_id", "computed_at_unix_nanos", b"computed_at_unix_nanos", "cost_usd_per_hour", b"cost_usd_per_hour", "excluded", b"excluded", "machines", b"machines", "proposals", b"proposals", "sentences", b"sentences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClusterExchangesView: _TypeAlias = ClusterExchangesView  # noqa: Y015
+
+@_typing.final
+class ExchangedMachines(_message.Message):
+    """(ours) Machines that are alike."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INSTANCE_TYPE_FIELD_NUMBER: _builtins.int
+    ZONE_FIELD_NUMBER: _builtins.int
+    CAPACITY_TYPE_FIELD_NUMBER: _builtins.int
+    PRICE_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    MACHINES_FIELD_NUMBER: _builtins.int
+    instance_type: _builtins.str
+    zone: _builtins.str
+    capacity_type: _provider_pb2.CapacityType.ValueType
+    price_usd_per_hour: _builtins.float
+    idle: _builtins.bool
+    """It is there already."""
+    machines: _builtins.int
+    def __init__(
+        self,
+        *,
+        instance_type: _builtins.str = ...,
+        zone: _builtins.str = ...,
+        capacity_type: _provider_pb2.CapacityType.ValueType = ...,
+        price_usd_per_hour: _builtins.float = ...,
+        idle: _builtins.bool = ...,
+        machines: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_type", b"capacity_type", "idle", b"idle", "instance_type", b"instance_type", "machines", b"machines", "price_usd_per_hour", b"price_usd_per_hour", "zone", b"zone"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangedMachines: _TypeAlias = ExchangedMachines  # noqa: Y015
+
+@_typing.final
+class ExchangeView(_message.Message):
+    """(ours) One exchange that would make a cluster cheaper."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    GANG_FIELD_NUMBER: _builtins.int
+    GOES_FIELD_NUMBER: _builtins.int
+    COMES_FIELD_NUMBER: _builtins.int
+    MACHINE_IDS_FIELD_NUMBER: _builtins.int
+    WAVES_FIELD_NUMBER: _builtins.int
+    SAVING_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    BREAK_EVEN_SECONDS_FIELD_NUMBER: _builtins.int
+    GAIN_USD_FIELD_NUMBER: _builtins.int
+    REQUIRED_USD_FIELD_NUMBER: _builtins.int
+    BOOT_USD_FIELD_NUMBER: _builtins.int
+    DOUBLE_RUNNING_USD_FIELD_NUMBER: _builtins.int
+    RECLAMATION_USD_FIELD_NUMBER: _builtins.int
+    MARGIN_FIELD_NUMBER: _builtins.int
+    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
+    SENTENCES_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """one-for-one, many-for-fewer or one-for-many."""
+    gang: _builtins.bool
+    """All machines of a gang go."""
+    waves: _builtins.int
+    """Times that machines drain one after the other."""
+    saving_usd_per_hour: _builtins.float
+    break_even_seconds: _builtins.float
+    """+Inf: never."""
+    gain_usd: _builtins.float
+    """Over the expected hold."""
+    required_usd: _builtins.float
+    """The least gain that pays: margin × (boot + double running + reclamation)."""
+    boot_usd: _builtins.float
+    double_running_usd: _builtins.float
+    reclamation_usd: _builtins.float
+    margin: _builtins.float
+    hold_seconds: _builtins.float
+    waits_for: _builtins.str
+    """Empty: it is ready; else saves-too-little, does-not-pay or budget."""
+    @_builtins.property
+    def goes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]:
+        """The dearest first, here and in the next."""
+
+    @_builtins.property
+    def comes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]: ...
+    @_builtins.property
+    def machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of those that go, ascending."""
+
+    @_builtins.property
+    def sentences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        gang: _builtins.bool = ...,
+        goes: _abc.Iterable[Global___ExchangedMachines] | None = ...,
+        comes: _abc.Iterable[Global___ExchangedMachines] | None = ...,
+        machine_ids: _abc.Iterable[_builtins.str] | None = ...,
+        waves: _builtins.int = ...,
+        saving_usd_per_hour: _builtins.float = ...,
+        break_even_seconds: _builtins.float = ...,
+        gain_usd: _builtins.float = ...,
+        required_usd: _builtins.float = ...,
+        boot_usd: _builtins.float = ...,
+        double_running_usd: _builtins.float = ...,
+        reclamation_usd: _builtins.float = ...,
+        margin: _builtins.float = ...,
+        hold_seconds: _builtins.float = ...,
+        waits_for: _builtins.str = ...,
+        sentences: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_usd", b"boot_usd", "break_even_seconds", b"break_even_seconds", "comes", b"comes", "double_running_usd", b"double_running_usd", "gain_usd", b"gain_usd", "gang", b"gang", "goes", b"goes", "hold_seconds", b"hold_seconds", "kind", b"kind", "machine_ids", b"machine_ids", "margin", b"margin", "reclamation_usd", b"reclamation_usd", "required_usd", b"required_usd", "saving_usd_per_hour", b"saving_usd_per_hour", "sentences", b"sentences", "waits_for", b"waits_for", "waves", b"waves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeView: _TypeAlias = ExchangeView  # noqa: Y015

@@ -65,6 +65,11 @@ class ShardReadStub:
                 request_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsRequest.SerializeToString,
                 response_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsResponse.FromString,
                 _registered_method=True)
+        self.ListExchanges = channel.unary_stream(
+                '/bigfleet.v1alpha1.ShardRead/ListExchanges',
+                request_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListExchangesRequest.SerializeToString,
+                response_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListExchangesResponse.FromString,
+                _registered_method=True)
 
 
 class ShardReadServicer:
@@ -112,6 +117,13 @@ class ShardReadServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListExchanges(self, request, context):
+        """(ours)
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardReadServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -144,6 +156,11 @@ def add_ShardReadServicer_to_server(servicer, server):
                     servicer.ListSessions,
                     request_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsRequest.FromString,
                     response_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'ListExchanges': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListExchanges,
+                    request_deserializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListExchangesRequest.FromString,
+                    response_serializer=bigfleet_dot_v1alpha1_dot_shardread__pb2.ListExchangesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +326,33 @@ class ShardRead:
             '/bigfleet.v1alpha1.ShardRead/ListSessions',
             bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsRequest.SerializeToString,
             bigfleet_dot_v1alpha1_dot_shardread__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExchanges(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/bigfleet.v1alpha1.ShardRead/ListExchanges',
+            bigfleet_dot_v1alpha1_dot_shardread__pb2.ListExchangesRequest.SerializeToString,
+            bigfleet_dot_v1alpha1_dot_shardread__pb2.ListExchangesResponse.FromString,
             options,
             channel_credentials,
             insecure,

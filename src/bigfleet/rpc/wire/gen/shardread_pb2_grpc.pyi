@@ -46,6 +46,8 @@ class ShardReadStub:
     """(ours)"""
     ListSessions: _grpc.UnaryStreamMultiCallable[_shardread_pb2.ListSessionsRequest, _shardread_pb2.ListSessionsResponse]
     """(ours)"""
+    ListExchanges: _grpc.UnaryStreamMultiCallable[_shardread_pb2.ListExchangesRequest, _shardread_pb2.ListExchangesResponse]
+    """(ours)"""
 
 @_typing.type_check_only
 class ShardReadAsyncStub(ShardReadStub):
@@ -62,6 +64,8 @@ class ShardReadAsyncStub(ShardReadStub):
     ListActions: _aio.UnaryStreamMultiCallable[_shardread_pb2.ListActionsRequest, _shardread_pb2.ListActionsResponse]  # type: ignore[assignment]
     """(ours)"""
     ListSessions: _aio.UnaryStreamMultiCallable[_shardread_pb2.ListSessionsRequest, _shardread_pb2.ListSessionsResponse]  # type: ignore[assignment]
+    """(ours)"""
+    ListExchanges: _aio.UnaryStreamMultiCallable[_shardread_pb2.ListExchangesRequest, _shardread_pb2.ListExchangesResponse]  # type: ignore[assignment]
     """(ours)"""
 
 class ShardReadServicer(metaclass=_abc_1.ABCMeta):
@@ -112,6 +116,14 @@ class ShardReadServicer(metaclass=_abc_1.ABCMeta):
         request: _shardread_pb2.ListSessionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_shardread_pb2.ListSessionsResponse], _abc.AsyncIterator[_shardread_pb2.ListSessionsResponse]]:
+        """(ours)"""
+
+    @_abc_1.abstractmethod
+    def ListExchanges(
+        self,
+        request: _shardread_pb2.ListExchangesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_shardread_pb2.ListExchangesResponse], _abc.AsyncIterator[_shardread_pb2.ListExchangesResponse]]:
         """(ours)"""
 
 def add_ShardReadServicer_to_server(servicer: ShardReadServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,62 @@
+"""Turns the shard's messages about exchanges into plain records, as `bigfleet.cli.get.records` does for others."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from bigfleet.cli.get.records import Record, time_text
+from bigfleet.rpc.wire.convert_machine import capacity_type_from_wire
+from bigfleet.rpc.wire.gen import shardread_pb2
+
+
+def exchange_records(view: shardread_pb2.ClusterExchangesView) -> Iterator[Record]:
+    """Yield the record of each proposal of a cluster, or one that says why there is none."""
+    cluster = {
+        "cluster": view.cluster_id,
+        "computedAt": time_text(view.computed_at_unix_nanos),
+        "clusterMachines": view.machines,
+        "clusterCostUsdPerHour": view.cost_usd_per_hour,
+        "blocked": view.blocked or None,
+        "excluded": dict(sorted(view.excluded.items())),
+    }
+    for proposal in view.proposals:
+        yield {
+            **cluster,
+            "kind": proposal.kind,
+            "gang": proposal.gang,
+            "goes": [_machines(each) for each in proposal.goes],
+            "comes": [_machines(each) for each in proposal.comes],
+            "machineIds": list(proposal.machine_ids),
+            "waves": proposal.waves,
+            "savingUsdPerHour": proposal.saving_usd_per_hour,
+            "breakEvenSeconds": proposal.break_even_seconds if math.isfinite(proposal.break_even_seconds) else None,
+            "gainUsd": proposal.gain_usd,
+            "requiredUsd": proposal.required_usd,
+            "bootUsd": proposal.boot_usd,
+            "doubleRunningUsd": proposal.double_running_usd,
+            "reclamationUsd": proposal.reclamation_usd,
+            "margin": proposal.margin,
+            "holdSeconds": proposal.hold_seconds,
+            "waitsFor": proposal.waits_for or None,
+            "sentences": [*proposal.sentences, *view.sentences],
+        }
+    if not view.proposals:
+        nothing: dict[str, Any] = dict.fromkeys(_OF_PROPOSALS)
+        yield {**cluster, **nothing, "sentences": list(view.sentences)}
+
+
+_OF_PROPOSALS = (
+    *("kind", "gang", "goes", "comes", "machineIds", "waves", "savingUsdPerHour", "breakEvenSeconds", "gainUsd"),
+    *("requiredUsd", "bootUsd", "doubleRunningUsd", "reclamationUsd", "margin", "holdSeconds", "waitsFor"),
+)
+
+
+def _machines(message: shardread_pb2.ExchangedMachines) -> dict[str, Any]:
+    return {
+        "machines": message.machines,
+        "instanceType": message.instance_type or None,
+        "zone": message.zone or None,
+        "capacityType": capacity_type_from_wire(message.capacity_type).label,
+        "priceUsdPerHour": message.price_usd_per_hour,
+        "idle": message.idle,
+    }

@@ -1,0 +1,114 @@
+"""Says exchanges in sentences: what goes and comes, the arithmetic term by term, and why it is not done yet."""
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from bigfleet.exchange.values import (
+    SECONDS_PER_HOUR,
+    BlockReason,
+    ClusterExchanges,
+    ExchangeProposal,
+    ExclusionReason,
+    GateTerms,
+    MachineKind,
+    WaitReason,
+)
+
+_BLOCKS: Final = {
+    BlockReason.NOT_REPORTED: "its operator has not reported since the shard started",
+    BlockReason.QUARANTINED: "its roll-up is held back, because it lost most of its demand at once",
+    BlockReason.OPERATOR_AWAY: "its operator has no session",
+    BlockReason.SHORTFALL: "pods have no place",
+    BlockReason.WAITING_PODS: "pods wait for the scheduler",
+    BlockReason.MACHINES_CHANGING: "machines of it are coming or going",
+    BlockReason.DEMAND_WITHOUT_PODS: "a row of its demand does not say of which pods it consists",
+    BlockReason.TOO_LARGE: "it is too large to be planned",
+    BlockReason.SEARCH_FAILED: "the search failed; the shard's log says why",
+}
+_EXCLUSIONS: Final = {
+    ExclusionReason.PINNED: "pinned pods",
+    ExclusionReason.COOLING: "cooling time",
+    ExclusionReason.WOULD_NOT_FIT: "pods that would not fit on other nodes",
+    ExclusionReason.PRICE: "price not known or not settled",
+    ExclusionReason.GANG: "a gang that cannot move whole",
+    ExclusionReason.SPREAD: "a strict spread that cannot move whole",
+    ExclusionReason.UNAVAILABLE: "not joined, or an action is under way",
+}
+
+
+def cluster_sentences(found: ClusterExchanges) -> list[str]:
+    """Return why a cluster has no proposals, and which machines are excluded."""
+    said = []
+    if found.blocked is not None:
+        said.append(f"Nothing is exchanged: {_BLOCKS[found.blocked]}.")
+    elif not found.proposals:
+        said.append("No exchange saves money.")
+    if found.excluded:
+        said.append(
+            "Excluded: " + ", ".join(f"{count} ({_EXCLUSIONS[reason]})" for reason, count in found.excluded) + "."
+        )
+    return said
+
+
+def proposal_sentences(proposal: ExchangeProposal) -> list[str]:
+    """Return what one proposal does, its arithmetic, and what it waits for."""
+    gate = proposal.gate
+    gang = " (all machines of a gang)" if proposal.is_gang else ""
+    return [
+        f"{_machines(proposal.goes)} go{gang}, {_machines(proposal.comes)} come: "
+        f"{_dollars(gate.saving_usd_per_hour)}/h less, {100 * gate.saving_fraction:.0f}% of what goes.",
+        _prices(gate),
+        f"Over {_time(gate.settings.hold_seconds)} this saves {_dollars(gate.gain_usd)}. Required are "
+        f"{gate.settings.margin:g} × ({_dollars(gate.double_running_usd)} of double running + "
+        f"{_dollars(gate.boot_usd)} of boot + {_dollars(gate.reclamation_usd)} of reclamation penalties) = "
+        f"{_dollars(gate.required_usd)}.",
+        _pace(proposal),
+    ]
+
+
+def _prices(gate: GateTerms) -> str:
+    before, after = gate.interruptions_before_usd_per_hour, gate.interruptions_after_usd_per_hour
+    text = f"Price {_dollars(gate.goes_usd_per_hour)}/h before, {_dollars(gate.comes_usd_per_hour)}/h after"
+    if before or after:
+        text += f"; expected interruptions {_dollars(before)}/h before, {_dollars(after)}/h after"
+    return text + "."
+
+
+def _pace(proposal: ExchangeProposal) -> str:
+    gate = proposal.gate
+    waves = f" in {proposal.waves} waves" if proposal.waves > 1 else ""
+    match proposal.waits_for:
+        case None:
+            return (
+                f"Ready: the machines drain{waves}, and it has paid for itself after {_time(gate.break_even_seconds)}."
+            )
+        case WaitReason.SAVES_TOO_LITTLE:
+            return f"Not ready: it saves less than {100 * gate.settings.saving_fraction_min:.0f}% of what goes."
+        case WaitReason.DOES_NOT_PAY:
+            return (
+                f"Not ready: it does not pay{waves}. It would break even after {_time(gate.break_even_seconds)}; "
+                f"machines that come are expected to stay the cheaper ones for {_time(gate.settings.hold_seconds)}."
+            )
+        case WaitReason.BUDGET:
+            return "Not ready: proposals before it take the number of machines that may go at a time."
+
+
+def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:
+    return " + ".join(
+        f"{count} × {kind.instance_type} {kind.capacity_type} in {kind.zone or 'no zone'}"
+        f"{', idle' if kind.is_idle else ''} ({_dollars(kind.price_usd_per_hour)}/h each)"
+        for kind, count in kinds
+    )
+
+
+def _dollars(amount: float) -> str:
+    return f"${amount:,.2f}" if abs(amount) >= 1 or not amount else f"${amount:.3g}"
+
+
+def _time(seconds: float) -> str:
+    if math.isinf(seconds):
+        return "no time"
+    if seconds < SECONDS_PER_HOUR:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{seconds / SECONDS_PER_HOUR:.3g} h"

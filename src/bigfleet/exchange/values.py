@@ -1,0 +1,251 @@
+"""Defines what an exchange is: the settings, what is asked of a search, and what a proposal says.
+
+docs/spec/exchange.md. Money is US dollars in float64 here, and nano-dollars in the planner's problem. Every value can
+be sent to another process.
+"""
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from bigfleet.planner.problem import Problem
+
+SECONDS_PER_HOUR: Final = 3600.0
+#: Proposals of one cluster; what comes after them is looked for when they are done.
+PROPOSALS_MAX: Final = 8
+
+
+class ExchangeMode(Enum):
+    """What is done about machines that cheaper ones could replace."""
+
+    #: No exchange is looked for.
+    OFF = "off"
+    #: Exchanges are shown, audited and counted; none is carried out.
+    PROPOSE = "propose"
+
+
+class ExchangeKind(Enum):
+    """How many machines go and come."""
+
+    ONE_FOR_ONE = "one-for-one"
+    MANY_FOR_FEWER = "many-for-fewer"
+    ONE_FOR_MANY = "one-for-many"
+
+    @classmethod
+    def of(cls, goes: int, comes: int) -> "ExchangeKind":
+        """Return the kind of an exchange of so many machines."""
+        if goes == comes:
+            return cls.ONE_FOR_ONE
+        return cls.MANY_FOR_FEWER if goes > comes else cls.ONE_FOR_MANY
+
+
+class WaitReason(Enum):
+    """Why a proposal is not ready."""
+
+    SAVES_TOO_LITTLE = "saves-too-little"
+    DOES_NOT_PAY = "does-not-pay"
+    #: Proposals before it take the cluster's budget.
+    BUDGET = "budget"
+
+
+class BlockReason(Enum):
+    """Why nothing of a cluster is exchanged for now."""
+
+    NOT_REPORTED = "not-reported"
+    QUARANTINED = "quarantined"
+    OPERATOR_AWAY = "operator-away"
+    SHORTFALL = "shortfall"
+    WAITING_PODS = "waiting-pods"
+    MACHINES_CHANGING = "machines-changing"
+    DEMAND_WITHOUT_PODS = "demand-without-pods"
+    TOO_LARGE = "too-large"
+    SEARCH_FAILED = "search-failed"
+
+
+class ExclusionReason(Enum):
+    """Why one machine takes no part."""
+
+    PINNED = "pinned"
+    COOLING = "cooling"
+    WOULD_NOT_FIT = "would-not-fit"
+    PRICE = "price"
+    #: A gang or a strict spread moves as a whole, and another machine of it is excluded, or shares pods with others.
+    GANG = "gang"
+    SPREAD = "spread"
+    #: The shard excludes it: it has not joined, or an action is under way.
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeSettings:
+    """When an exchange pays, and how much may be exchanged at a time (docs/spec/exchange.md §3)."""
+
+    #: How long the machines that come are expected to stay the cheaper ones.
+    hold_seconds: float = 4 * SECONDS_PER_HOUR
+    margin: float = 1.25
+    #: Least saving, as a share of what the exchanged machines cost.
+    saving_fraction_min: float = 0.10
+    #: Share of a cluster's machines that may go at a time; at least one may.
+    budget_fraction: float = 0.05
+    #: How long a machine serves before it may go.
+    cooling_seconds: float = 6 * SECONDS_PER_HOUR
+    #: From the call that creates a machine until it is Configured.
+    boot_seconds: float = 300.0
+    #: How long machines are excess before they drain: the shard's reclaim delay.
+    excess_seconds: float = 600.0
+    #: How long one machine drains.
+    drain_seconds: float = 600.0
+
+    def budget(self, machines: int) -> int:
+        """Return how many of so many machines may go at a time."""
+        return max(1, math.floor(machines * self.budget_fraction))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineKind:
+    """What a proposal says of machines that are alike."""
+
+    instance_type: str
+    zone: str
+    #: Such as `Spot`.
+    capacity_type: str
+    price_usd_per_hour: float
+    #: Idle: it is there; else it would be created.
+    is_idle: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMachine:
+    """A machine that may go."""
+
+    id: str
+    #: Sum of the reclamation penalties of the rows with pods on it.
+    reclamation_usd: float = 0.0
+    #: Pods that the decision places there.
+    pods: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePart:
+    """Machines that may go, with the pods on them and what is on offer.
+
+    `kinds` and `held` have one entry for each class of the problem. Machines go in the order of `held`.
+    """
+
+    problem: Problem
+    kinds: tuple[MachineKind, ...]
+    held: tuple[tuple[HeldMachine, ...], ...]
+    #: Whether all machines go, or none.
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeQuestion:
+    """What a search needs to know of one cluster; equal questions have equal answers."""
+
+    cluster: str
+    #: Machines that the cluster holds, and what they cost, dollars an hour.
+    machines: int
+    cost_usd_per_hour: float
+    parts: tuple[ExchangePart, ...] = ()
+    #: Number of machines that are excluded, by reason, reasons ascending.
+    excluded: tuple[tuple[ExclusionReason, int], ...] = ()
+    blocked: BlockReason | None = None
+    settings: ExchangeSettings = field(default_factory=ExchangeSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateTerms:
+    """The arithmetic of one exchange, term by term (docs/spec/exchange.md §3)."""
+
+    #: Prices of what goes and what comes, dollars an hour.
+    goes_usd_per_hour: float
+    comes_usd_per_hour: float
+    #: Expected interruptions of the pods concerned, dollars an hour.
+    interruptions_before_usd_per_hour: float
+    interruptions_after_usd_per_hour: float
+    #: Price of what comes until it is Configured.
+    boot_usd: float
+    #: Price of what goes from then on until it has drained.
+    double_running_usd: float
+    #: Reclamation penalties of the pods that are evicted.
+    reclamation_usd: float
+    settings: ExchangeSettings
+
+    @property
+    def saving_usd_per_hour(self) -> float:
+        """Return what the cluster costs less by the hour."""
+        before = self.goes_usd_per_hour + self.interruptions_before_usd_per_hour
+        return before - self.comes_usd_per_hour - self.interruptions_after_usd_per_hour
+
+    @property
+    def saving_fraction(self) -> float:
+        """Return the saving as a share of what goes; 0 where that costs nothing."""
+        return self.saving_usd_per_hour / self.goes_usd_per_hour if self.goes_usd_per_hour > 0 else 0.0
+
+    @property
+    def gain_usd(self) -> float:
+        """Return the saving over the expected hold."""
+        return self.saving_usd_per_hour * self.settings.hold_seconds / SECONDS_PER_HOUR
+
+    @property
+    def cost_usd(self) -> float:
+        """Return what the exchange itself costs."""
+        return self.boot_usd + self.double_running_usd + self.reclamation_usd
+
+    @property
+    def required_usd(self) -> float:
+        """Return the least gain that pays."""
+        return self.settings.margin * self.cost_usd
+
+    @property
+    def break_even_seconds(self) -> float:
+        """Return after how long the saving has paid for the exchange; infinite if it never does."""
+        if self.saving_usd_per_hour <= 0:
+            return math.inf
+        return self.cost_usd / self.saving_usd_per_hour * SECONDS_PER_HOUR
+
+    @property
+    def wait_reason(self) -> WaitReason | None:
+        """Return which condition does not hold; None if both do."""
+        if not self.saving_usd_per_hour > 0 or self.saving_fraction < self.settings.saving_fraction_min:
+            return WaitReason.SAVES_TOO_LITTLE
+        return None if self.gain_usd >= self.required_usd else WaitReason.DOES_NOT_PAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeProposal:
+    """One exchange that would make a cluster cheaper."""
+
+    kind: ExchangeKind
+    #: Whether all machines of a gang go.
+    is_gang: bool
+    #: (kind, machines), the dearest first.
+    goes: tuple[tuple[MachineKind, int], ...]
+    comes: tuple[tuple[MachineKind, int], ...]
+    #: Ids of the machines that go, ascending.
+    machine_ids: tuple[str, ...]
+    #: How many times machines drain one after the other, so that no more than the budget go at a time.
+    waves: int
+    gate: GateTerms
+    #: None: it is ready.
+    waits_for: WaitReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterExchanges:
+    """What can be exchanged in one cluster."""
+
+    cluster: str
+    machines: int
+    cost_usd_per_hour: float
+    #: Each assumes that those before it are carried out.
+    proposals: tuple[ExchangeProposal, ...] = ()
+    excluded: tuple[tuple[ExclusionReason, int], ...] = ()
+    blocked: BlockReason | None = None
+
+    @property
+    def promised_usd_per_hour(self) -> float:
+        """Return the saving of the proposals that are ready."""
+        return math.fsum(each.gate.saving_usd_per_hour for each in self.proposals if each.waits_for is None)

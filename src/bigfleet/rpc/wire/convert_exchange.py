@@ -1,0 +1,63 @@
+"""Converts found exchanges to the messages of ListExchanges (docs/spec/wire.md §9)."""
+
+from collections.abc import Sequence
+
+from bigfleet.exchange.sentences import cluster_sentences, proposal_sentences
+from bigfleet.exchange.values import ExchangeProposal, MachineKind
+from bigfleet.model.states import CapacityType
+from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2
+from bigfleet.shard.exchange.proposals import FoundExchanges
+
+_CAPACITY_TYPES = {kind.label: provider_pb2.CapacityType.ValueType(kind.value) for kind in CapacityType}
+
+
+def exchanges_to_wire(found: FoundExchanges) -> shardread_pb2.ClusterExchangesView:
+    """Return the message of one cluster's exchanges."""
+    exchanges = found.exchanges
+    return shardread_pb2.ClusterExchangesView(
+        cluster_id=exchanges.cluster,
+        computed_at_unix_nanos=found.at_unix_nanos,
+        machines=exchanges.machines,
+        cost_usd_per_hour=exchanges.cost_usd_per_hour,
+        blocked="" if exchanges.blocked is None else exchanges.blocked.value,
+        excluded={reason.value: count for reason, count in exchanges.excluded},
+        proposals=[_proposal(proposal) for proposal in exchanges.proposals],
+        sentences=cluster_sentences(exchanges),
+    )
+
+
+def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
+    gate = proposal.gate
+    return shardread_pb2.ExchangeView(
+        kind=proposal.kind.value,
+        gang=proposal.is_gang,
+        goes=_machines(proposal.goes),
+        comes=_machines(proposal.comes),
+        machine_ids=proposal.machine_ids,
+        waves=proposal.waves,
+        saving_usd_per_hour=gate.saving_usd_per_hour,
+        break_even_seconds=gate.break_even_seconds,
+        gain_usd=gate.gain_usd,
+        required_usd=gate.required_usd,
+        boot_usd=gate.boot_usd,
+        double_running_usd=gate.double_running_usd,
+        reclamation_usd=gate.reclamation_usd,
+        margin=gate.settings.margin,
+        hold_seconds=gate.settings.hold_seconds,
+        waits_for="" if proposal.waits_for is None else proposal.waits_for.value,
+        sentences=proposal_sentences(proposal),
+    )
+
+
+def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> list[shardread_pb2.ExchangedMachines]:
+    return [
+        shardread_pb2.ExchangedMachines(
+            instance_type=kind.instance_type,
+            zone=kind.zone,
+            capacity_type=_CAPACITY_TYPES[kind.capacity_type],
+            price_usd_per_hour=kind.price_usd_per_hour,
+            idle=kind.is_idle,
+            machines=count,
+        )
+        for kind, count in kinds
+    ]

@@ -1,0 +1,1 @@
+"""Looks for exchanges of a shard's machines in the background."""

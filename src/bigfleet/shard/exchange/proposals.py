@@ -1,0 +1,287 @@
+"""Looks for exchanges once a minute, beside the cycle, and keeps what was found for each cluster.
+
+docs/spec/exchange.md §6. It reads the last finished cycle, which is never changed, and gives nothing back to a cycle:
+decisions are the same with and without it. One cluster is searched at a time, and only while no composition is planned.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from bigfleet.compositions.targets import FleetPlanner
+from bigfleet.engine.shapes.decide import says_pods
+from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
+from bigfleet.exchange.questions import ExchangeContext, questions_of
+from bigfleet.exchange.search import find_exchanges
+from bigfleet.exchange.sentences import proposal_sentences
+from bigfleet.exchange.values import (
+    BlockReason,
+    ClusterExchanges,
+    ExchangeMode,
+    ExchangeProposal,
+    ExchangeQuestion,
+    ExchangeSettings,
+    ExclusionReason,
+)
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.compute import Compute
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.metrics import EXCHANGE_WAITS
+from bigfleet.shard.status.views import DecidedOn
+
+#: Time between two looks.
+LOOK_SECONDS: Final = 60.0
+#: Clusters of one look, those first that were looked at longest ago.
+CLUSTERS_MAX: Final = 100
+#: Machines that they hold in all, the first cluster apart: a look at 200,000 takes 4 s of processor time.
+MACHINES_MAX: Final = 20_000
+#: A search begins when the planner's workers have nothing to do; it is looked for so often.
+_WORKERS_SECONDS: Final = 1.0
+
+_log = structlog.get_logger("bigfleet.shard.exchange.proposals")
+
+
+class ExchangeWorkers(Protocol):
+    """Searches exchanges outside of the shard's event loop."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing is under way or waits."""
+        ...
+
+    async def find_exchanges(self, question: ExchangeQuestion) -> ClusterExchanges:
+        """Return what can be exchanged; raises what went wrong."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoundExchanges:
+    """What was found for one cluster, and when."""
+
+    question: ExchangeQuestion
+    exchanges: ClusterExchanges
+    at_unix_nanos: int
+
+
+@dataclass(slots=True)
+class _Look:
+    """One look at some clusters."""
+
+    decided: DecidedOn
+    #: The rows of the clusters, in list order.
+    demand: list[Need]
+    clusters: frozenset[str]
+    blocked: Mapping[str, BlockReason]
+    exclude: dict[str, ExclusionReason] = field(default_factory=dict)
+
+
+class ExchangeProposals:
+    """The exchanges that a shard proposes. All of it is touched by the shard's loop alone."""
+
+    def __init__(
+        self, *, shard: Shard, mode: ExchangeMode, clock: Clock, compute: Compute, workers: ExchangeWorkers | None
+    ) -> None:
+        """`mode` is that of clusters of which the cluster policy says nothing.
+
+        Without `workers` exchanges are searched by `compute`.
+        """
+        self._shard = shard
+        self._mode = mode
+        self._clock = clock
+        self._compute = compute
+        self._workers = workers
+        self._settings = ExchangeSettings(excess_seconds=shard.settings.reclaim_after_seconds)
+        self._planner = FleetPlanner()
+        self._history = PriceHistory()
+        #: By cluster.
+        self._found: dict[str, FoundExchanges] = {}
+        #: When each cluster was last looked at, as a number of looks.
+        self._seen: dict[str, int] = {}
+        self._looks = 0
+
+    async def run(self) -> None:
+        """Look until cancelled. A look that fails is logged and counted, and the next one begins anew."""
+        while True:
+            await self._clock.sleep(LOOK_SECONDS)
+            try:
+                await self.look()
+            except Exception:  # nothing here may end a shard
+                self._shard.metrics.exchange_searches.labels("failed").inc()
+                _log.exception("exchange.look_failed")
+
+    def found(self, cluster: str = "") -> list[FoundExchanges]:
+        """Return what was found last, of all clusters or of one, cluster ids ascending."""
+        return [each for name, each in sorted(self._found.items()) if cluster in ("", name)]
+
+    async def look(self) -> None:
+        """Look at the clusters of the last finished cycle whose mode says so."""
+        look = self._begin()
+        if look is None:
+            self._export()
+            return
+        planner = self._planner
+        state = await self._compute(lambda: planner.state(look.decided.snapshot, look.demand, look.decided.options))
+        await self._exclude_cooling(look, state)
+        now_seconds, history = self._clock.monotonic_seconds(), self._history
+        settings = {cluster: self._shard.policies.plan_settings(cluster) for cluster in look.clusters}
+
+        def ask() -> list[ExchangeQuestion]:
+            machines = list(_priced(state))
+            history.observe(now_seconds, current_prices(machines))
+            context = ExchangeContext(
+                rows=look.decided.rows,
+                prices=_reliable(history, machines),
+                settings=self._settings,
+                plan_settings=settings,
+                exclude=look.exclude,
+                blocked=look.blocked,
+            )
+            return questions_of(state, context)
+
+        questions = await self._compute(ask)
+        for gone in look.clusters - {question.cluster for question in questions}:
+            self._found.pop(gone, None)
+        for question in questions:
+            await self._answer(question)
+        self._export()
+
+    # ---- what is asked -----------------------------------------------------------------------------------------------
+
+    def _begin(self) -> _Look | None:
+        """Return what is looked at; None while there is nothing to look at."""
+        shard, decided = self._shard, self._shard.view.decided_on
+        if decided is None or not says_pods(decided.demand):
+            self._found.clear()
+            return None
+        policies, self._looks = shard.policies, self._looks + 1
+        known = dict.fromkeys(str(need.cluster) for need in decided.demand)
+        wanted = [name for name in known if policies.exchange_mode(name, self._mode) is ExchangeMode.PROPOSE]
+        self._seen = {name: self._seen.get(name, 0) for name in wanted}
+        for gone in self._found.keys() - self._seen.keys():
+            del self._found[gone]
+        chosen = self._chosen(wanted)
+        if not chosen:
+            return None
+        self._seen |= dict.fromkeys(chosen, self._looks)
+        look = _Look(
+            decided=decided,
+            demand=[need for need in decided.demand if need.cluster in chosen],
+            clusters=chosen,
+            blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
+        )
+        unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.actuator.in_flight())
+        look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
+        look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
+        return look
+
+    def _chosen(self, wanted: Sequence[str]) -> frozenset[str]:
+        """Return the clusters of this look: those that were looked at longest ago, within the limits of a look."""
+        chosen: list[str] = []
+        machines = 0
+        for name in sorted(wanted, key=lambda name: (self._seen[name], name))[:CLUSTERS_MAX]:
+            machines += self._shard.inventory.count_bound_to(name)
+            if chosen and machines > MACHINES_MAX:
+                break
+            chosen.append(name)
+        return frozenset(chosen)
+
+    def _block_reason(self, cluster: str) -> BlockReason | None:
+        if self._shard.intake.is_quarantined(cluster):
+            return BlockReason.QUARANTINED
+        return None if cluster in self._shard.sessions.clusters else BlockReason.OPERATOR_AWAY
+
+    async def _exclude_cooling(self, look: _Look, state: DecisionState) -> None:
+        """Keep the machines that have served for too short a time; those that served at the start have not."""
+        earliest = self._clock.unix_nanos() - int(self._settings.cooling_seconds * NANOS_PER_SECOND)
+        changed_at = self._shard.inventory.changed_at_unix_nanos
+        for cluster in state.clusters.values():
+            for host in cluster.hosts:
+                since = changed_at(MachineId(host.machine.id))
+                if since is not None and since > earliest:
+                    look.exclude.setdefault(host.machine.id, ExclusionReason.COOLING)
+            # Each takes a moment that grows with its cluster.
+            await self._clock.sleep(0)
+
+    # ---- what is answered -----------------------------------------------------------------------------------------
+
+    async def _answer(self, question: ExchangeQuestion) -> None:
+        known = self._found.get(question.cluster)
+        is_known = known is not None and known.exchanges.blocked is not BlockReason.SEARCH_FAILED
+        if known is not None and is_known and known.question == question:
+            self._shard.metrics.exchange_searches.labels("unchanged").inc()
+            return
+        try:
+            exchanges = await self._search(question)
+        except asyncio.CancelledError:
+            raise
+        except Exception as fault:  # one cluster's failure must not hide the others
+            self._shard.metrics.exchange_searches.labels("failed").inc()
+            _log.warning("exchange.search_failed", cluster=question.cluster, error=f"{type(fault).__name__}: {fault}")
+            exchanges = ClusterExchanges(
+                cluster=question.cluster,
+                machines=question.machines,
+                cost_usd_per_hour=question.cost_usd_per_hour,
+                blocked=BlockReason.SEARCH_FAILED,
+            )
+        else:
+            self._shard.metrics.exchange_searches.labels("searched").inc()
+        now_unix_nanos = self._clock.unix_nanos()
+        before = () if known is None else known.exchanges.proposals
+        self._found[question.cluster] = FoundExchanges(question, exchanges, now_unix_nanos)
+        self._audit(exchanges, before, now_unix_nanos)
+
+    async def _search(self, question: ExchangeQuestion) -> ClusterExchanges:
+        if self._workers is None:
+            return await self._compute(lambda: find_exchanges(question))
+        while not self._workers.is_idle:
+            # A plan that waits delays machines for pods; a proposal delays nothing.
+            await self._clock.sleep(_WORKERS_SECONDS)
+        return await self._workers.find_exchanges(question)
+
+    def _audit(self, exchanges: ClusterExchanges, before: Sequence[ExchangeProposal], at_unix_nanos: int) -> None:
+        """Write a record of each proposal that is ready and was not before."""
+        known = {(each.machine_ids, each.comes) for each in before if each.waits_for is None}
+        for proposal in exchanges.proposals:
+            if proposal.waits_for is None and (proposal.machine_ids, proposal.comes) not in known:
+                self._shard.audit.note_exchange(
+                    cluster=exchanges.cluster,
+                    machines=len(proposal.machine_ids),
+                    saving_usd_per_hour=proposal.gate.saving_usd_per_hour,
+                    message=" ".join(proposal_sentences(proposal)),
+                    at_unix_nanos=at_unix_nanos,
+                )
+
+    def _export(self) -> None:
+        metrics = self._shard.metrics
+        proposals = [each for found in self._found.values() for each in found.exchanges.proposals]
+        ready = [each.gate.saving_usd_per_hour for each in proposals if each.waits_for is None]
+        waiting = [each.gate.saving_usd_per_hour for each in proposals if each.waits_for is not None]
+        metrics.exchange_saving.labels("promised").set(sum(ready))
+        metrics.exchange_saving.labels("waiting").set(sum(waiting))
+        waits = Counter("nothing" if each.waits_for is None else each.waits_for.value for each in proposals)
+        for reason in EXCHANGE_WAITS:
+            metrics.exchange_proposals.labels(reason).set(waits[reason])
+        blocked = Counter(found.exchanges.blocked for found in self._found.values())
+        for block in BlockReason:
+            metrics.exchange_blocked.labels(block.value).set(blocked[block])
+
+
+def _priced(state: DecisionState) -> Iterator[Machine]:
+    """Yield a machine of each offer and those that the clusters hold."""
+    for offer in state.offers:
+        yield offer.example
+    for cluster in state.clusters.values():
+        for host in cluster.hosts:
+            yield host.machine
+
+
+def _reliable(history: PriceHistory, machines: Sequence[Machine]) -> PriceBook:
+    return proportionate(history.settled, machines)

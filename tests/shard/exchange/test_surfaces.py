@@ -1,0 +1,97 @@
+"""How proposals reach a person: the read API, the records of `bigfleet get exchanges`, the flag and the policy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bigfleet.cli.get.columns import EXCHANGES
+from bigfleet.cli.get.exchange_records import exchange_records
+from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.shard.command import ShardFlags
+from bigfleet.exchange.values import ExchangeMode
+from bigfleet.rpc.servers.shardread import ShardReadServicer
+from bigfleet.rpc.wire.gen import shardread_pb2
+from bigfleet.shard.cluster_policy import PolicyFault, read_policies
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.shard.exchange.test_proposals import Fleet
+
+
+async def listed(fleet: Fleet, cluster: str = "") -> list[shardread_pb2.ClusterExchangesView]:
+    """Return what ListExchanges streams."""
+    servicer = ShardReadServicer(fleet.world.shard, LoopClock(), fleet.exchanges)
+    context: Any = None
+    request = shardread_pb2.ListExchangesRequest(cluster_id=cluster)
+    return [response.exchanges async for response in servicer.ListExchanges(request, context)]
+
+
+@pytest.mark.virtual_time
+async def test_a_proposal_is_listed_with_every_term() -> None:
+    """The message has the terms of which the least gain is the sum."""
+    fleet = Fleet()
+    await fleet.minutes(17)
+    (view,) = await listed(fleet)
+    (proposal,) = view.proposals
+
+    assert (view.cluster_id, view.machines, view.cost_usd_per_hour, view.blocked) == ("c1", 2, 6.0, "")
+    assert list(proposal.machine_ids) == ["c1-dear0", "c1-dear1"]
+    terms = proposal.boot_usd + proposal.double_running_usd + proposal.reclamation_usd
+    assert proposal.required_usd == pytest.approx(proposal.margin * terms)
+    assert proposal.gain_usd == pytest.approx(proposal.saving_usd_per_hour * proposal.hold_seconds / 3600)
+    assert proposal.break_even_seconds == pytest.approx(terms / proposal.saving_usd_per_hour * 3600)
+    assert await listed(fleet, "c1") == [view]
+    assert await listed(fleet, "c2") == []
+
+
+@pytest.mark.virtual_time
+async def test_the_table_shows_a_proposal_in_one_line() -> None:
+    """State, saving, break-even time, what goes and what comes."""
+    fleet = Fleet()
+    await fleet.minutes(17)
+    (view,) = await listed(fleet)
+    (record,) = exchange_records(view)
+
+    cells = {column.head: column.cell(record, 0.0) for column in EXCHANGES}
+    assert cells["STATE"] == "ready"
+    assert cells["SAVES $/H"] == "5.7"
+    assert cells["GO"] == "2 × dear OnDemand"
+    assert cells["COME"] == "1 × cheap Spot"
+    assert record["sentences"][-1].startswith("Ready: the machines drain in 2 waves")
+
+
+@pytest.mark.virtual_time
+async def test_a_cluster_without_a_proposal_says_why() -> None:
+    """Before prices count the machines are excluded; the record has the same fields."""
+    fleet = Fleet()
+    await fleet.minutes(1)
+    (view,) = await listed(fleet)
+    (record,) = exchange_records(view)
+
+    assert record["excluded"] == {"price": 2}
+    assert {column.head: column.cell(record, 0.0) for column in EXCHANGES}["STATE"] == "-"
+    assert record["sentences"] == ["No exchange saves money.", "Excluded: 2 (price not known or not settled)."]
+    await fleet.minutes(16)
+    (proposed,) = exchange_records((await listed(fleet))[0])
+    assert record.keys() == proposed.keys()
+
+
+def test_a_shard_proposes_unless_the_flag_says_otherwise() -> None:
+    """There is no mode that carries exchanges out."""
+    assert ShardFlags(provider_addr="127.0.0.1:1").place().exchange is ExchangeMode.PROPOSE
+    assert ShardFlags(provider_addr="127.0.0.1:1", exchange="off").place().exchange is ExchangeMode.OFF
+    with pytest.raises(UsageFault, match="--exchange: 'on' is unknown; choose one of off, propose"):
+        ShardFlags(provider_addr="127.0.0.1:1", exchange="on").place()
+
+
+def test_the_policy_of_a_cluster_goes_before_the_flag(tmp_path: Path) -> None:
+    """Its own entry, then patterns, then the flag."""
+    path = tmp_path / "policy.yaml"
+    path.write_text('clusters: {"prod-*": {exchange: off}, prod-1: {exchange: propose}}', encoding="utf-8")
+    policies = read_policies(path)
+
+    assert policies.exchange_mode("prod-1", ExchangeMode.OFF) is ExchangeMode.PROPOSE
+    assert policies.exchange_mode("prod-2", ExchangeMode.PROPOSE) is ExchangeMode.OFF
+    assert policies.exchange_mode("lab", ExchangeMode.PROPOSE) is ExchangeMode.PROPOSE
+    path.write_text("clusters: {lab: {exchange: on}}", encoding="utf-8")
+    with pytest.raises(PolicyFault, match="exchange: 'on' is unknown; write off or propose"):
+        read_policies(path)

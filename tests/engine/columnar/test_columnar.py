@@ -13,10 +13,11 @@ from bigfleet.cli.engine.checks import ENGINE_CHECKS, check_fleet
 from bigfleet.cli.engine.columns import decide_from_columns
 from bigfleet.cli.engine.runner import run_case
 from bigfleet.engine import plain_engine
-from bigfleet.engine.columnar.answer import ActionColumns, LazySequence
+from bigfleet.engine.columnar.answer import ActionColumns
 from bigfleet.engine.columnar.engine import ColumnarEngine, columnar_decide, warm_up
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import ActionKind, Decision, Options, Weights
+from bigfleet.engine.deferred import LazySequence
 from bigfleet.engine.explain.records import RecordLog, Reporter
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot

@@ -106,7 +106,7 @@ class FakeShardRead(shardread_pb2_grpc.ShardReadServicer):
     async def ListSessions(self, request: Any, context: Any) -> AsyncIterator[shardread_pb2.ListSessionsResponse]:
         yield shardread_pb2.ListSessionsResponse()
 
-    async def ListExchanges(self, request: Any, context: Any) -> Any:
+    def ListExchanges(self, request: Any, context: Any) -> AsyncIterator[shardread_pb2.ListExchangesResponse]:
         raise NotImplementedError("no view asks for it")
 
     async def ExplainNeed(self, request: Any, context: Any) -> Any:

@@ -93,7 +93,7 @@ def test_a_price_counts_when_it_was_there_for_the_whole_window() -> None:
 
 
 def test_a_jump_for_one_minute_changes_nothing() -> None:
-    """Neither the low price nor the one after it is believed before the window is over."""
+    """Neither the low price nor the one after it counts before the window is over."""
     assert settled_after(*[0.4] * STEPS, 0.004) == 0.4
     assert settled_after(*[0.4] * STEPS, 0.004, 0.4) == 0.4
 

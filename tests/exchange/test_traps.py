@@ -246,7 +246,7 @@ def test_no_exchange_loses_a_pod_that_had_a_place() -> None:
 
 
 def test_a_cluster_that_is_not_at_rest_is_left_as_it_is() -> None:
-    """Shortfalls, waiting pods, machines on their way, silence and whatever the shard says."""
+    """Shortfalls, waiting pods, machines on their way, silence and what the shard gives as its reason."""
     machines = held(2, "dear", 4, 3.0) + offers(4, "cheap", 8, 0.10)
     demand = [need(pods(500, 1, 10))]
     waiting = [replace(demand[0], waiting=demand[0].shapes)]

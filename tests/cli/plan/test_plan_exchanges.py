@@ -43,7 +43,7 @@ def spot(name: str) -> dict[str, Any]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    """Write the fleet of issue 19: two machines at $3.00 serve 5 cpu, and spot at $0.10 is on offer."""
+    """Write a fleet: two machines at $3.00 serve 5 cpu, and spot at $0.10 is on offer."""
     found = Files(tmp_path)
     found.write_machines([dear("d1"), dear("d2"), spot("s1"), spot("s2")])
     found.write_needs(NEEDS)

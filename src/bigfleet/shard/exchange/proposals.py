@@ -113,7 +113,7 @@ class ExchangeProposals:
             await self._clock.sleep(LOOK_SECONDS)
             try:
                 await self.look()
-            except Exception:  # nothing here may end a shard
+            except Exception:  # a search that fails must not end the shard
                 self._shard.metrics.exchange_searches.labels("failed").inc()
                 _log.exception("exchange.look_failed")
 

@@ -281,6 +281,8 @@ def _all_set_aside(patch: pytest.MonkeyPatch) -> None:
             row.groups = []
 
     patch.setattr(shapes_fleet, "_set_aside", set_aside)
+    # Columns leave such groups out by themselves.
+    patch.setattr("bigfleet.engine.shapes.columns.demand._is_plain", lambda *_: False)
 
 
 @defect("one impossible pod has its whole row evicted", "S20", clusters=(_POISONED, _C1))

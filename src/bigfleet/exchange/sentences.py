@@ -96,14 +96,15 @@ def _pace(proposal: ExchangeProposal) -> str:
 
 def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:
     return " + ".join(
-        f"{count} × {kind.instance_type} {kind.capacity_type} in {kind.zone or 'no zone'}"
+        f"{count} × {kind.instance_type} {kind.capacity_type}{f' in {kind.zone}' if kind.zone else ''}"
         f"{', idle' if kind.is_idle else ''} ({_dollars(kind.price_usd_per_hour)}/h each)"
         for kind, count in kinds
     )
 
 
 def _dollars(amount: float) -> str:
-    return f"${amount:,.2f}" if abs(amount) >= 1 or not amount else f"${amount:.3g}"
+    in_cents = f"${amount:,.2f}"
+    return in_cents if abs(amount) >= 1 or round(amount, 2) == amount else f"${amount:.3g}"
 
 
 def _time(seconds: float) -> str:

@@ -71,7 +71,7 @@ def test_the_table_says_it_in_sentences(files: Files) -> None:
     """What goes, what comes, the saving, the gate and when it has paid for itself."""
     text = " ".join(files.text("--exchange", "propose").split())
 
-    assert "2 × dear OnDemand in no zone ($3.00/h each) go, 1 × cheap Spot in no zone ($0.1/h each) come" in text
+    assert "2 × dear OnDemand ($3.00/h each) go, 1 × cheap Spot ($0.10/h each) come" in text
     assert "$5.90/h less, 98% of what goes." in text
     assert "this saves $23.60. Required are 1.25 × ($2.50 of double running" in text
     assert "it has paid for itself after 26 min." in text

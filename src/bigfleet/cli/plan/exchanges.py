@@ -89,10 +89,10 @@ def show_exchanges(console: Console, found: list[ClusterExchanges]) -> None:
     for one in found:
         console.print(Text(f"{one.cluster}: {one.machines:,} machines for {dollars_text(one.cost_usd_per_hour)}/h"))
         for sentence in cluster_sentences(one):
-            console.print(Padding(Text(sentence), (0, 0, 0, 2)))
+            console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
         for number, proposal in enumerate(one.proposals, start=1):
             first, *rest = proposal_sentences(proposal)
-            console.print(Padding(Text(f"{number}. {first}"), (0, 0, 0, 2)))
+            console.print(Padding(Text(f"{number}. {first}"), (0, 0, 0, 2), expand=False))
             for sentence in rest:
-                console.print(Padding(Text(sentence), (0, 0, 0, 5)))
+                console.print(Padding(Text(sentence), (0, 0, 0, 5), expand=False))
     console.print(Text("Nothing of this is carried out: plan shows proposals.", style="dim"))

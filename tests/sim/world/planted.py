@@ -328,7 +328,7 @@ def _blind(patch: pytest.MonkeyPatch) -> None:
 
 @defect("pods that wait are not reported", "L7", found_by=2, hidden_cpu_milli=500, **_unlike(_QUARTERS))
 def _unreported(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("bigfleet.sim.sites.cluster.with_waiting", lambda rows, _waiting: tuple(rows))
+    patch.setattr("bigfleet.sim.pods.pod_operator.with_waiting", lambda rows, _waiting: tuple(rows))
 
 
 @defect("machines are counted by sums", "L7", found_by=3, **_unlike(_LARGE))

@@ -30,9 +30,9 @@ GIB = 2**30 * 1000
 OPTIONS = Options(now_seconds=0.0, reported=frozenset({"c"}))
 
 
-def machine(name: str, cpu: int, price: float, **fields: object) -> Machine:
+def machine(name: str, cpu: int, price: float, **fields: Any) -> Machine:
     """Return a Speculative on-demand machine with 4 GiB of memory per cpu."""
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "id": MachineId(name),
         "state": MachineState.SPECULATIVE,
         "instance_type": f"t{cpu}",
@@ -42,15 +42,15 @@ def machine(name: str, cpu: int, price: float, **fields: object) -> Machine:
         "price_usd_per_hour": price,
         **fields,
     }
-    return Machine(**values)  # type: ignore[arg-type]
+    return Machine(**values)
 
 
-def offers(number: int, name: str, cpu: int, price: float, **fields: object) -> list[Machine]:
+def offers(number: int, name: str, cpu: int, price: float, **fields: Any) -> list[Machine]:
     """Return so many equal machines on offer."""
     return [machine(f"{name}-{n:03}", cpu, price, **fields) for n in range(number)]
 
 
-def held(number: int, name: str, cpu: int, price: float, **fields: object) -> list[Machine]:
+def held(number: int, name: str, cpu: int, price: float, **fields: Any) -> list[Machine]:
     """Return so many equal machines that cluster c holds."""
     return [
         replace(one, state=MachineState.CONFIGURED, host=HostRef("p", one.id), cluster=ClusterId("c"))
@@ -58,7 +58,7 @@ def held(number: int, name: str, cpu: int, price: float, **fields: object) -> li
     ]
 
 
-def idle(number: int, name: str, cpu: int, price: float, **fields: object) -> list[Machine]:
+def idle(number: int, name: str, cpu: int, price: float, **fields: Any) -> list[Machine]:
     """Return so many equal Idle machines."""
     return [
         replace(one, state=MachineState.IDLE, host=HostRef("p", one.id))
@@ -66,13 +66,13 @@ def idle(number: int, name: str, cpu: int, price: float, **fields: object) -> li
     ]
 
 
-def need(*shapes: DemandShape, **profile: object) -> Need:
+def need(*shapes: DemandShape, **profile: Any) -> Need:
     """Return a row of pods of cluster c."""
     amounts = amounts_of(shapes, aggregate={}, min_unit={})
-    values: dict[str, object] = {"priority": 100, "interruption_bucket": 1, "reclamation_bucket": 1, **profile}
+    values: dict[str, Any] = {"priority": 100, "interruption_bucket": 1, "reclamation_bucket": 1, **profile}
     return Need(
         cluster=ClusterId("c"),
-        profile=Profile(**values),  # type: ignore[arg-type]
+        profile=Profile(**values),
         aggregate=amounts.aggregate,
         min_unit=amounts.min_unit,
         shapes=amounts.shapes,

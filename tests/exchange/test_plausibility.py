@@ -14,7 +14,7 @@ from tests.exchange.building import asked, held, need, offers, pods
 
 SPOT = CapacityType.SPOT
 DEMAND = [need(pods(500, 1, 14))]
-#: What a catalogue looks like beside the type in question.
+#: The other types of a catalogue.
 OTHERS = [machine for cpu in (16, 32, 48) for machine in offers(1, f"other{cpu}", cpu, 0.05 * cpu)]
 
 

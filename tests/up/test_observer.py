@@ -106,8 +106,8 @@ class FakeShardRead(shardread_pb2_grpc.ShardReadServicer):
     async def ListSessions(self, request: Any, context: Any) -> AsyncIterator[shardread_pb2.ListSessionsResponse]:
         yield shardread_pb2.ListSessionsResponse()
 
-    def ListExchanges(self, request: Any, context: Any) -> AsyncIterator[shardread_pb2.ListExchangesResponse]:
-        raise NotImplementedError("no view asks for it")
+    async def ListExchanges(self, request: Any, context: Any) -> AsyncIterator[shardread_pb2.ListExchangesResponse]:
+        yield shardread_pb2.ListExchangesResponse()
 
     async def ExplainNeed(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("no view asks for it")

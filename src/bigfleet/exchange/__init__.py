@@ -1,1 +1,1 @@
-"""Proposes exchanges of a cluster's machines for cheaper ones. Pure; nothing here acquires or drains."""
+"""Proposes exchanges of a cluster's machines for cheaper ones, and carries none out."""

@@ -5,10 +5,10 @@ exchange acts because of a price, so a price that is missing, out of proportion 
 """
 
 import math
+from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Final, NamedTuple
 
 from bigfleet.engine.decision import CapacityPool
@@ -138,17 +138,28 @@ def proportionate(prices: PriceBook, machines: Iterable[Machine]) -> PriceBook:
                 by_type[pool.instance_type].append(price)
     dearest = {name: max(found) for name, found in by_type.items()}
     units = {name: per_unit(price, supply.get(name, {})) for name, price in dearest.items()}
+    known = sorted(unit for unit in units.values() if unit is not None)
     offered = {}
     for pool, price in prices.offered.items():
         if pool.capacity_type in RELEASABLE:
             if price < TYPE_SHARE_MIN * dearest[pool.instance_type]:
                 continue
-            others = [unit for name, unit in units.items() if name != pool.instance_type and unit is not None]
             own = per_unit(price, supply.get(pool.instance_type, {}))
-            if own is not None and len(others) >= OTHERS_MIN and own < MEDIAN_SHARE_MIN * median(others):
+            of_others = _median_without(known, units[pool.instance_type])
+            if own is not None and of_others is not None and own < MEDIAN_SHARE_MIN * of_others:
                 continue
         offered[pool] = price
     return PriceBook(offered, prices.held)
+
+
+def _median_without(ascending: Sequence[float], one: float | None) -> float | None:
+    """Return the median of the numbers but one of them; None for too few others."""
+    left = len(ascending) - (one is not None)
+    if left < OTHERS_MIN:
+        return None
+    gap = len(ascending) if one is None else bisect_left(ascending, one)
+    low, high = (place + (place >= gap) for place in ((left - 1) // 2, left // 2))
+    return (ascending[low] + ascending[high]) / 2
 
 
 def per_unit(price: float, supply: Mapping[str, int]) -> float | None:

@@ -41,7 +41,7 @@ _Claims = Mapping[str, Mapping[tuple[_RowId, int], int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeContext:
-    """What the questions depend on beside machines and demand."""
+    """Inputs of the questions other than machines and demand."""
 
     #: Results of the decision on the same machines and demand; those of other clusters may be among them.
     rows: Sequence[RowResult]

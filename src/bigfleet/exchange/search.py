@@ -1,8 +1,9 @@
 """Searches exchanges of one cluster: from what it holds towards the planner's composition, in steps that pay.
 
-docs/spec/exchange.md §4. The planner composes the machines of a part anew, held ones a little cheaper than they are, so
-that few of them go. The difference is cut into steps: machines that come, and the dearest held ones that their room
-makes superfluous. Each step is assessed by the planner's packing and its simulated scheduler, at true prices.
+docs/spec/exchange.md §4. The planner chooses the machines of a part from nothing. Held machines count slightly less
+than their price, so that few of them go. The difference is cut into steps: machines that come, and the dearest held
+ones that their room makes superfluous. Each step is assessed by the planner's packing and its simulated scheduler, at
+true prices.
 """
 
 import math
@@ -78,7 +79,7 @@ def _of_part(part: ExchangePart, settings: ExchangeSettings, budget: int) -> Ite
         for has, stays, kind in zip(held, target.retained, part.problem.classes, strict=True)
     )
     if not any(goes):
-        # It holds less room than the planner would, and all of it is needed beside what comes; the steps see how much.
+        # The part has less room than the planner wants, so every held machine is a candidate; the steps decide.
         goes = tuple(has if kind.held_cost else 0 for has, kind in zip(held, part.problem.classes, strict=True))
     comes = tuple(0 if goes[c] and _is_same(part.problem, c) else added for c, added in enumerate(target.added))
     if any(goes) and any(comes) and not target.unhosted:

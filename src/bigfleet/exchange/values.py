@@ -104,7 +104,7 @@ class ExchangeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineKind:
-    """What a proposal says of machines that are alike."""
+    """Facts of equal machines in a proposal."""
 
     instance_type: str
     zone: str

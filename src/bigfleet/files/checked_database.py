@@ -151,7 +151,7 @@ def close_unchanged(connection: sqlite3.Connection, path: Path) -> None:
 
 
 class Format(NamedTuple):
-    """What tells the files of one kind from others: values of SQLite's header. The first schema has no checksums."""
+    """Identifies one kind of file by values of SQLite's header. The first schema has no checksums."""
 
     application_id: int
     schema: int

@@ -1,4 +1,4 @@
-"""A shard looks for exchanges beside its cycles: decisions do not change, and what was found can be read."""
+"""Tests that a shard searches exchanges outside its cycles: decisions do not change, and results can be read."""
 
 import asyncio
 import json
@@ -293,7 +293,7 @@ async def test_a_jump_of_a_price_for_one_minute_proposes_nothing() -> None:
 
 
 async def test_the_background_loop_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look that fails is counted, and the next one begins anew."""
+    """A failed look is counted, and the next one starts over."""
     fleet = Fleet()
     await fleet.minutes(1, looks=False)
     running = asyncio.create_task(fleet.exchanges.run())

@@ -59,18 +59,18 @@ def test_a_kept_machine_is_the_one_that_was_put(fleet: list[Machine], shared_max
 
 @given(any_machine, any_machine)
 @settings(max_examples=in_proportion(200), deadline=None)
-def test_facts_and_frames_are_compared_without_making_the_machine(ours: Machine, told: Machine) -> None:
+def test_facts_and_frames_are_compared_without_making_the_machine(ours: Machine, declared: Machine) -> None:
     """With the same outcome as if it were made."""
     kept = keep(Keeper(ColumnStore().vocabulary), ColumnStore(), ours)
     state, cluster, stamp = kept.binding
-    as_ours = replace(told, state=state, cluster=cluster, **stamp._asdict(), last_error=ours.last_error)
+    as_ours = replace(declared, state=state, cluster=cluster, **stamp._asdict(), last_error=ours.last_error)
     world = World()
 
-    assert kept.declares(told) == (as_ours == ours)
-    frames = [world.shard.ingest.node_state(each, ClusterId("c")) for each in (ours, told)]
+    assert kept.declares(declared) == (as_ours == ours)
+    frames = [world.shard.ingest.node_state(each, ClusterId("c")) for each in (ours, declared)]
     # Hosts and node names may differ without a trace in the frame; then one more frame is compared, and none is sent.
-    assert not kept.is_framed_like(told) or frames[0] == frames[1]
-    assert kept.is_framed_like(replace(told, **{name: getattr(ours, name) for name in FRAMED}))
+    assert not kept.is_framed_like(declared) or frames[0] == frames[1]
+    assert kept.is_framed_like(replace(declared, **{name: getattr(ours, name) for name in FRAMED}))
 
 
 FRAMED = ("state", "host", "node_name", "last_error", "labels", "instance_type", "zone", "allocatable", "resources")

@@ -24,13 +24,12 @@ from bigfleet.cli.flags.values import (
     parse_positive_duration_seconds,
 )
 from bigfleet.cli.operator.token_mode import TokenMode
-from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault, choice_of
 from bigfleet.model.ids import ClusterId, identifier_fault
 
 if TYPE_CHECKING:
     from bigfleet.cli.operator.place import OperatorPlace
 
-_TOKEN_MODES = tuple(mode.value for mode in TokenMode)
 
 _ClusterId = Annotated[str, typer.Option(metavar="ID", help="Id of this cluster, for the cluster's life.")]
 _ShardAddr = Annotated[
@@ -150,11 +149,7 @@ class OperatorFlags:
             raise UsageFault("--bootstrap-service-account has a meaning only with --bootstrap-token tokenrequest")
 
     def _token_mode(self) -> TokenMode:
-        try:
-            return TokenMode(self.bootstrap_token)
-        except ValueError:
-            known = ", ".join(_TOKEN_MODES)
-            raise UsageFault(f"--bootstrap-token: {self.bootstrap_token!r} is unknown; choose one of {known}") from None
+        return choice_of(TokenMode, "--bootstrap-token", self.bootstrap_token)
 
     def place(self) -> "OperatorPlace":
         """Return what the flags say. Raises UsageFault naming the flag."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.failures import UsageFault, choice_of
 from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
@@ -114,20 +114,13 @@ def plan(
 def _order(name: str) -> "SchedulerOrder":
     from bigfleet.planner.problem import SchedulerOrder
 
-    try:
-        return SchedulerOrder(name)
-    except ValueError:
-        known = ", ".join(order.value for order in SchedulerOrder)
-        raise UsageFault(f"--scheduler: {name!r} is unknown; choose one of {known}") from None
+    return choice_of(SchedulerOrder, "--scheduler", name)
 
 
 def _proposes(mode: str) -> bool:
     from bigfleet.exchange.values import ExchangeMode
 
-    known = [each.value for each in ExchangeMode]
-    if mode not in known:
-        raise UsageFault(f"--exchange: {mode!r} is unknown; choose one of {', '.join(known)}")
-    return mode == ExchangeMode.PROPOSE.value
+    return choice_of(ExchangeMode, "--exchange", mode) is ExchangeMode.PROPOSE
 
 
 def _exchanges_of(plan: "FleetPlan") -> "list[ClusterExchanges]":

@@ -4,6 +4,11 @@ Exit 2 is a wrong call or a wrong file given with it, exit 1 a run that failed (
 mistake never shows a traceback.
 """
 
+from enum import Enum
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=Enum)
+
 
 class CommandFault(Exception):
     """A failure with a message for a person."""
@@ -21,6 +26,15 @@ class RunFault(CommandFault):
     """The command was right and could not do its work."""
 
     exit_code = 1
+
+
+def choice_of(choices: type[Choice], flag: str, text: str) -> Choice:
+    """Return the member of an enum whose value is a flag's text. Raises UsageFault naming the choices."""
+    try:
+        return choices(text)
+    except ValueError:
+        known = ", ".join(each.value for each in choices)
+        raise UsageFault(f"{flag}: {text!r} is unknown; choose one of {known}") from None
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -40,7 +40,7 @@ class ProcessPlanWorkers:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether nothing is under way or waits."""
+        """Return whether no work is running or queued."""
         return not self._under_way
 
     def start(self) -> None:

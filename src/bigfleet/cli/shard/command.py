@@ -34,7 +34,7 @@ from bigfleet.cli.flags.values import (
     parse_positive_duration_seconds,
     parse_size_bytes,
 )
-from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.cli.runtime.failures import RunFault, UsageFault, choice_of
 from bigfleet.cli.runtime.terminal import echo
 from bigfleet.model.ids import ShardId, identifier_fault
 from bigfleet.model.ownership import Base
@@ -458,11 +458,7 @@ class ShardFlags:
     def _exchange_mode(self) -> "ExchangeMode":
         from bigfleet.exchange.values import ExchangeMode
 
-        try:
-            return ExchangeMode(self.exchange)
-        except ValueError:
-            known = ", ".join(mode.value for mode in ExchangeMode)
-            raise UsageFault(f"--exchange: {self.exchange!r} is unknown; choose one of {known}") from None
+        return choice_of(ExchangeMode, "--exchange", self.exchange)
 
     def _policies(self) -> "PolicyFile | None":
         from bigfleet.shard.cluster_policy import PolicyFault, PolicyFile

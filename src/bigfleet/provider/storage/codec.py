@@ -63,6 +63,7 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
 class _ReadRow(_Row, frozen=True):
     """A `_Row` on its way in: what repeats over a fleet stays text, which is known again in one look-up."""
 
+    # A row is only decoded as this class; typing knows no field that is read as another type than it is written.
     slot: msgspec.Raw  # type: ignore[assignment]
     metadata: msgspec.Raw = msgspec.Raw(b"")  # type: ignore[assignment]
 

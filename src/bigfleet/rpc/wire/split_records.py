@@ -2,7 +2,7 @@
 
 Half a million records hold some ten thousand sets of facts and of bindings; ids, host references and node names are all
 that is a machine's own. A record that cannot be cut (`bigfleet.rpc.wire.record_scan`), or of which a part cannot be
-read, is left out: the plain reader says what it is. Both must read each record alike.
+read, is left out: the plain reader says what it is. Both return the same for each record.
 """
 
 from array import array

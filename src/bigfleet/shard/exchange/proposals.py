@@ -1,4 +1,4 @@
-"""Looks for exchanges once a minute, beside the cycle, and keeps what was found for each cluster.
+"""Searches exchanges once a minute, outside the cycle, and keeps the result for each cluster.
 
 docs/spec/exchange.md §6. It reads the last finished cycle, which is never changed, and gives nothing back to a cycle:
 decisions are the same with and without it. One cluster is searched at a time, and only while no composition is planned.
@@ -54,7 +54,7 @@ class ExchangeWorkers(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Say whether nothing is under way or waits."""
+        """Return whether no work is running or queued."""
         ...
 
     async def find_exchanges(self, question: ExchangeQuestion) -> ClusterExchanges:
@@ -108,7 +108,7 @@ class ExchangeProposals:
         self._looks = 0
 
     async def run(self) -> None:
-        """Look until cancelled. A look that fails is logged and counted, and the next one begins anew."""
+        """Look until cancelled. A failed look is logged and counted; the next one starts over."""
         while True:
             await self._clock.sleep(LOOK_SECONDS)
             try:

@@ -1,7 +1,7 @@
 """Puts the rows of many clusters in columns, without an object for each row or group of pods.
 
-It equals `fleet.rows_of` for clusters whose rows have shapes and are neither gangs nor spread. Nothing here places
-anything.
+The result equals `fleet.rows_of` for clusters whose rows have shapes and are neither gangs nor spread. Placing pods is
+left to `credit`.
 """
 
 from collections.abc import Sequence, Set

@@ -4,6 +4,7 @@ import json
 import random
 import socket
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -124,18 +125,30 @@ def test_the_program_is_the_one_that_the_environment_names(tmp_path: Path) -> No
 
 
 def test_ports_differ_and_are_below_the_ephemeral_ones() -> None:
-    ports = free_ports(random.Random(1), 50)
+    with ExitStack() as claims:
+        ports = free_ports(random.Random(1), 50, claims)
 
     assert len(set(ports)) == 50
     assert all(20_000 <= port < 32_000 for port in ports)
 
 
 def test_a_port_that_is_in_use_is_not_taken() -> None:
-    first = free_ports(random.Random(1), 1)
-    with socket.socket() as taken:
+    with ExitStack() as claims:
+        first = free_ports(random.Random(1), 1, claims)
+    with ExitStack() as claims, socket.socket() as taken:
         taken.bind(("127.0.0.1", first[0]))
 
-        assert free_ports(random.Random(1), 1) != first
+        assert free_ports(random.Random(1), 1, claims) != first
+
+
+def test_a_port_is_claimed_before_anything_listens_on_it() -> None:
+    """Several planes choose their ports at the same time, and listen seconds later."""
+    with ExitStack() as claims:
+        first = free_ports(random.Random(1), 3, claims)
+        with ExitStack() as others:
+            assert not set(first) & set(free_ports(random.Random(1), 3, others))
+    with ExitStack() as claims:
+        assert free_ports(random.Random(1), 3, claims) == first
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

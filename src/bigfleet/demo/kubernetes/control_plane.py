@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -100,18 +101,23 @@ def program_from(environment: Mapping[str, str]) -> Path:
     return path
 
 
-def free_ports(rng: Rng, number: int) -> list[int]:
-    """Return different free loopback ports below the ephemeral ones. Raises ControlPlaneError."""
+def free_ports(rng: Rng, number: int, claims: contextlib.ExitStack) -> list[int]:
+    """Return different free loopback ports below the ephemeral ones. Raises ControlPlaneError.
+
+    Until `claims` is closed no other call gets them, in any process: a component listens on its port seconds later, and
+    not while it is down.
+    """
     found: list[int] = []
-    with contextlib.ExitStack() as probes:
-        for _ in range(_PORT_ATTEMPTS_MAX):
-            port = _PORT_MIN + int(rng.random() * (_PORT_MAX - _PORT_MIN))
-            probe = probes.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                probe.bind((LOOPBACK, port))
-                found.append(port)
-            if len(found) == number:
-                return found
+    for _ in range(_PORT_ATTEMPTS_MAX):
+        port = _PORT_MIN + int(rng.random() * (_PORT_MAX - _PORT_MIN))
+        # Components use TCP, so the UDP port of the same number is a lock that the kernel releases with the process.
+        with contextlib.suppress(OSError), contextlib.ExitStack() as claim, socket.socket() as probe:
+            probe.bind((LOOPBACK, port))
+            claim.enter_context(socket.socket(type=socket.SOCK_DGRAM)).bind((LOOPBACK, port))
+            claims.push(claim.pop_all())
+            found.append(port)
+        if len(found) == number:
+            return found
     raise ControlPlaneError(f"{LOOPBACK} has no {number} free ports from {_PORT_MIN} to {_PORT_MAX}")
 
 
@@ -122,11 +128,11 @@ class ControlPlane:
         self.files = PlaneFiles(settings.folder.absolute())
         self._settings = settings
         self._clock = clock
-        self._ports = PlanePorts(
-            **dict(
-                zip(PlanePorts.__dataclass_fields__, free_ports(rng, len(PlanePorts.__dataclass_fields__)), strict=True)
-            )
-        )
+        self._claims = contextlib.ExitStack()
+        # A plane that is never started has nothing to stop.
+        weakref.finalize(self, self._claims.close)
+        names = list(PlanePorts.__dataclass_fields__)
+        self._ports = PlanePorts(**dict(zip(names, free_ports(rng, len(names), self._claims), strict=True)))
         self._tokens = {user.short_name: ids.new_id() for user in STATIC_USERS}
         self._processes = {each: self._process(each) for each in Component}
 
@@ -174,6 +180,7 @@ class ControlPlane:
         """Kill all components, those that started last first. Logs and data stay in the folder."""
         for component in reversed(Component):
             await self._processes[component].kill()
+        self._claims.close()
 
     def pid(self, component: Component) -> int:
         """Return the id of a component's process."""

@@ -147,8 +147,8 @@ class ShardReader:
         except OSError as error:
             return (error.strerror or str(error)).lower()
         if self._is_secure:
-            return "somebody listens there and TLS does not come about: another authority, another name, or plain text"
-        return "somebody listens there and speaks no gRPC in plain text: a shard with TLS needs the --tls- flags"
+            return "a process listens there, but the TLS handshake failed: another authority or name, or plain text"
+        return "a process listens there that speaks no gRPC in plain text: a shard with TLS needs the --tls- flags"
 
     def _pages(
         self, request: shardread_pb2.ListMachinesRequest, frames: Iterator[shardread_pb2.ListMachinesResponse]

@@ -9,7 +9,7 @@ import pytest
 
 from bigfleet.demo.kubernetes.fake_node import RUN_SECONDS, TERMINATION_SECONDS, FakeNode
 from bigfleet.demo.kubernetes.kubelet import FakeKubelet, KubeletSettings
-from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.api import ApiError, JsonObject, PatchKind
 from bigfleet.operator.kubernetes.objects import NodeObject, NodeTaint, PodObject
 from bigfleet.operator.kubernetes.resources import LEASES, NODES, PODS
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -419,3 +419,40 @@ async def test_the_kubelet_outlives_an_api_server_that_is_down() -> None:
 
         assert cluster.phase("p") == "Running"
         assert cluster.node("late") is not None
+
+
+def not_ready(condition_status: str) -> JsonObject:
+    """Return a patch as the node controller writes it while heartbeats are missing."""
+    return {"status": {"conditions": [{"type": "Ready", "status": condition_status}]}}
+
+
+async def test_a_machine_whose_heartbeats_were_late_and_its_pods_are_ready_again() -> None:
+    """The node controller gives both up, and never takes that back by itself."""
+    async with world(machine()) as cluster:
+        cluster.put_pod("p")
+        await cluster.after(5.0)
+        cluster.server.go_down()
+        await cluster.after(60.0)
+        cluster.server.come_up()
+        await cluster.api.patch(NODES.status, "n", not_ready("Unknown"), kind=PatchKind.STRATEGIC)
+        await cluster.api.patch(PODS.status, "p", not_ready("False"), namespace="default", kind=PatchKind.STRATEGIC)
+        await cluster.after(30.0)
+        node, pod = cluster.node(), cluster.pod("p")
+
+        assert node is not None
+        assert node.is_ready
+        assert pod is not None
+        assert {each.type: each.status for each in pod.status.conditions or ()}["Ready"] == "True"
+
+
+async def test_pods_of_a_machine_that_is_not_ready_stay_so() -> None:
+    async with world(machine()) as cluster:
+        cluster.put_pod("p")
+        await cluster.after(5.0)
+        await cluster.kubelet.set_ready("n", ready=False)
+        await cluster.api.patch(PODS.status, "p", not_ready("False"), namespace="default", kind=PatchKind.STRATEGIC)
+        await cluster.after(60.0)
+        pod = cluster.pod("p")
+
+        assert pod is not None
+        assert {each.type: each.status for each in pod.status.conditions or ()}["Ready"] == "False"

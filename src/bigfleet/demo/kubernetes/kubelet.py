@@ -53,9 +53,11 @@ class KubeletSettings:
 
 
 class _Step(Enum):
-    """What a kubelet does to a pod; each happens once in a pod's life."""
+    """What a kubelet does to a pod; each but RESTORE happens once in a pod's life."""
 
     START = "start"
+    #: Report as Ready again a pod that the node controller reported as not Ready while the heartbeats were late.
+    RESTORE = "restore"
     FINISH = "finish"
     TERMINATE = "terminate"
 
@@ -72,6 +74,8 @@ class _NodeRun:
     silent: bool = False
     #: Whether it has vanished: it reports nothing again, not even what is being repeated.
     removed: bool = False
+    #: When its Lease was last renewed.
+    renewed_seconds: float = 0.0
     join: asyncio.Task[None] | None = None
     #: Held while its Node or Lease is written, so that a write never lands after their deletion.
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -93,6 +97,8 @@ def next_step(pod: PodObject) -> _Step | None:
         return None
     if pod.status.phase != "Running":
         return _Step.START
+    if any(each.type == "Ready" and each.status == "False" for each in pod.status.conditions or ()):
+        return _Step.RESTORE
     return None if run_seconds(pod) is None else _Step.FINISH
 
 
@@ -191,6 +197,7 @@ class FakeKubelet:
         run.ready = node.ready_after_seconds == 0
         await self._write(run, lambda: self._register(run))
         await self._write(run, lambda: self._renew(node.name))
+        run.renewed_seconds = self._clock.monotonic_seconds()
         run.joined = True
         self._serve_pods_of(node.name)
         if node.ready_after_seconds:
@@ -219,8 +226,17 @@ class FakeKubelet:
             async with run.writing, self._slots:
                 if not run.removed:
                     await self._renew(run.node.name)
+                    await self._restore_if_late(run)
         except ApiError as error:
             log.debug("cluster.node_heartbeat_failed", node=run.node.name, error=str(error))
+
+    async def _restore_if_late(self, run: _NodeRun) -> None:
+        """Report the machine again if it was silent for so long that the node controller may have given it up."""
+        now_seconds = self._clock.monotonic_seconds()
+        if now_seconds - run.renewed_seconds > 3 * self._settings.heartbeat_seconds:
+            await self._register(run)
+            self._serve_pods_of(run.node.name)
+        run.renewed_seconds = now_seconds
 
     async def _write(self, run: _NodeRun, call: Callable[[], Awaitable[object]]) -> None:
         """Repeat a request about a machine until it succeeds or the machine vanishes."""
@@ -261,6 +277,8 @@ class FakeKubelet:
         step = next_step(run.pod)
         if node is None or node.silent or not node.joined or step is None or step in run.steps:
             return
+        if step is _Step.RESTORE and not node.ready:
+            return
         delay_seconds = self._delay_seconds(run.pod, step)
         if delay_seconds is None:
             return
@@ -271,6 +289,8 @@ class FakeKubelet:
     def _delay_seconds(self, pod: PodObject, step: _Step) -> float | None:
         if step is _Step.START:
             return self._settings.start_seconds
+        if step is _Step.RESTORE:
+            return 0.0
         if step is _Step.FINISH:
             return run_seconds(pod)
         return termination_seconds(pod, self._settings.termination_seconds_max)
@@ -281,12 +301,14 @@ class FakeKubelet:
         if step is _Step.TERMINATE:
             await self._until_done(self._delete_call(pod))
             return
-        status = running_status if step is _Step.START else succeeded_status
+        status = succeeded_status if step is _Step.FINISH else running_status
         body = status(pod, unix_nanos=self._clock.unix_nanos())
         name, namespace = pod.metadata.name, pod.metadata.namespace
         await self._until_done(
             lambda: self._api.patch(PODS.status, name, body, namespace=namespace, kind=PatchKind.STRATEGIC)
         )
+        if step is _Step.RESTORE:
+            del run.steps[step]
 
     def _delete_call(self, pod: PodObject) -> Callable[[], Awaitable[None]]:
         """Return the deletion of a pod, which is final: its machine is done with it."""

@@ -8,6 +8,7 @@ logged; it must never hold up or end anything else.
 
 import hashlib
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
@@ -135,7 +136,7 @@ class Audit:
 
     @property
     def is_on(self) -> bool:
-        """Say whether there is a log."""
+        """Return whether there is a log."""
         return self._log is not None
 
     def note(self, record: ActionRecord) -> None:
@@ -147,6 +148,23 @@ class Audit:
         self, *, kind: str, cluster: str, reason: str, owner: str, message: str, at_unix_nanos: int
     ) -> None:
         """Write the record of what an administrator changed; `owner` is the URI of the caller. Never raises OSError."""
+        facts = {"reason": _text(reason), "owner": _text(owner), "outcome": "success", "message": _text(message)}
+        self._note_event(kind, cluster, at_unix_nanos, facts)
+
+    def note_exchange(
+        self, *, cluster: str, machines: int, saving_usd_per_hour: float, message: str, at_unix_nanos: int
+    ) -> None:
+        """Write the record of an exchange that is proposed. Never raises OSError."""
+        facts = {
+            "machines": machines,
+            "saving_usd_per_hour": round(saving_usd_per_hour, 6),
+            "outcome": "proposed",
+            "message": _text(message),
+        }
+        self._note_event("ProposeExchange", cluster, at_unix_nanos, facts)
+
+    def _note_event(self, kind: str, cluster: str, at_unix_nanos: int, facts: Mapping[str, object]) -> None:
+        """Write a record that is not of an action."""
         if self._log is None:
             return
         fields: dict[str, object] = {
@@ -155,29 +173,7 @@ class Audit:
             "epoch": self._epoch,
             "kind": kind,
             "cluster": _text(cluster),
-            "reason": _text(reason),
-            "owner": _text(owner),
-            "outcome": "success",
-            "message": _text(message),
-        }
-        self._append(self._log, fields)
-
-    def note_exchange(
-        self, *, cluster: str, machines: int, saving_usd_per_hour: float, message: str, at_unix_nanos: int
-    ) -> None:
-        """Write the record of an exchange that is proposed. Never raises OSError."""
-        if self._log is None:
-            return
-        fields: dict[str, object] = {
-            "time": _rfc3339(at_unix_nanos),
-            "shard": self._shard_id,
-            "epoch": self._epoch,
-            "kind": "ProposeExchange",
-            "cluster": _text(cluster),
-            "machines": machines,
-            "saving_usd_per_hour": round(saving_usd_per_hour, 6),
-            "outcome": "proposed",
-            "message": _text(message),
+            **facts,
         }
         self._append(self._log, fields)
 

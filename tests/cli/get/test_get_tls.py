@@ -1,4 +1,4 @@
-"""`bigfleet get` with certificates: who may read, and what is said of a connection that does not come about."""
+"""`bigfleet get` with certificates: who may read, and what is said of a connection that fails."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -72,4 +72,4 @@ def test_another_authority_is_told(shard: SecureShard, tmp_path: Path) -> None:
     finished = run_here("get", "needs", "--addr", shard.address, *shard.flags("readonly", authority=tmp_path))
 
     assert finished.returncode == 1
-    assert "TLS does not come about: another authority" in finished.stderr
+    assert "the TLS handshake failed: another authority" in finished.stderr

@@ -18,6 +18,7 @@ from structlog.testing import capture_logs
 
 from bigfleet.cli.certs.issuing import Authority, Bearer
 from bigfleet.operator.kubernetes import http
+from bigfleet.operator.kubernetes.access import Right, missing_rights
 from bigfleet.operator.kubernetes.api import SILENT, ApiError, EventType, KubernetesApi, PatchKind, Resource, WatchEvent
 from bigfleet.operator.kubernetes.credentials import Credential, CredentialError, FileContent, InlineContent
 from bigfleet.operator.kubernetes.credentials import StoredCredentials as Stored
@@ -245,6 +246,14 @@ async def test_an_answer_that_is_no_list_empties_nothing(server: ApiServer, api:
     server.script.append(answer(body))
     with pytest.raises(ApiError, match="the answer cannot be read") as raised:
         await api.list_page(CAPACITY_REQUESTS)
+    assert raised.value.is_transient
+
+
+@pytest.mark.parametrize("body", ["{}", '{"metadata": {}}', '{"status": {}}', '{"status": {"reason": "x"}}'])
+async def test_an_answer_that_is_no_review_takes_no_right(server: ApiServer, api: HttpKubernetesApi, body: str) -> None:
+    server.script += [answer(body)] * 2
+    with pytest.raises(ApiError, match="the answer cannot be read") as raised:
+        await missing_rights(api, [Right(resource=NODES, verbs=("get",))])
     assert raised.value.is_transient
 
 

@@ -471,16 +471,16 @@ class TokenRequest(KubernetesObject):
 
 
 class AccessReviewStatus(_Struct):
-    """`status` of a SelfSubjectAccessReview."""
+    """`status` of a SelfSubjectAccessReview. An answer without `allowed` is no review and refuses nothing."""
 
-    allowed: bool = False
+    allowed: bool
     reason: str = ""
 
 
 class AccessReview(_Struct):
     """The answer to a SelfSubjectAccessReview, which has no name."""
 
-    status: AccessReviewStatus = msgspec.field(default_factory=AccessReviewStatus)
+    status: AccessReviewStatus
 
 
 # ---- our own kinds (docs/spec/operator.md §2) -------------------------------------------------------------------

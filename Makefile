@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane kubernetes-demo soak fuzz lint types format bench proto docs sbom audit lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm kubernetes-demo soak fuzz lint types format bench proto docs sbom audit lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,10 @@ test-long: kernels ## run the longest tests, and the engines' proofs on many fle
 # Go and cached in the user's cache directory.
 controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless it is cached, and print its path
 	@$(BIN)/python -m tools.build_controlplane
+
+# The tests of charts use them, and are skipped without them unless BIGFLEET_REQUIRE_HELM=1.
+helm: $(STAMP) ## fetch helm and kubectl for the tests of charts unless they are cached, and print the path of helm
+	@$(BIN)/python -m tools.fetch_helm
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Two workers, each with control planes
 # of its own, because these tests wait most of the time; a plane takes 700 MB.

@@ -5,6 +5,7 @@ A clean stop gives leadership up last, so that the next leader stands at once. N
 """
 
 import asyncio
+import os
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl, open_store
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
+from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
     NOT_READY,
@@ -66,6 +68,7 @@ class CoordinatorPlace:
 async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettings) -> int:
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
+    notifier = ServiceNotifier.from_environment(os.environ, os.getpid())
     interpreter.settle()
     registry = process_registry()
     async with AsyncExitStack() as stack:
@@ -93,10 +96,13 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             opened.file_fault if isinstance(opened, SqliteStateStore) else lambda: "", registry, "bigfleet_coordinator"
         )
         await stack.enter_async_context(watch.watching(clock))
+
+        def readiness() -> str:
+            return watch.fault or ("" if ready.is_ready else NOT_READY)
+
         # Before gRPC, whose server would have to be stopped if this failed.
-        await stack.enter_async_context(
-            serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if ready.is_ready else NOT_READY))
-        )
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(notifier.reporting(readiness, stop))
         try:
             metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
             bound = await server.start(*place.listen_address)

@@ -13,6 +13,7 @@ import string
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import structlog
@@ -22,6 +23,7 @@ from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, UsageFault, one_line, root_cause
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster, find_endpoint
+from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.system import SystemClock, process_registry, serve_http, stop_on_signals, system_rng
 from bigfleet.model.clock import Clock
 from bigfleet.operator.agent import AgentSettings, BootstrapAnswerer, KubernetesAgent
@@ -81,6 +83,7 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
     Raises UsageFault for wrong credentials or templates, RunFault when it cannot start or go on.
     """
     clock = SystemClock()
+    notifier = ServiceNotifier.from_environment(os.environ, os.getpid())
     interpreter.settle()
     stop = stop_on_signals()
     registry = process_registry()
@@ -105,7 +108,9 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
             clock=clock,
             instance=socket.gethostname(),
         )
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, lambda: _why_unready(views)))
+        readiness = partial(_why_unready, views)
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(notifier.reporting(readiness, stop))
         await _run_until(stop, parts)
     return 0
 

@@ -5,6 +5,7 @@ anything; the parts are made and handed to each other.
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, one_line, root_cause
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster
+from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.system import SystemClock, process_registry, serve_http, stop_on_signals, system_rng
 from bigfleet.operator.kubernetes.access import RightsMonitor
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
@@ -154,6 +156,7 @@ class _Parts:
 
 async def serve_pod_controller(place: PodControllerPlace) -> int:
     """Run until a signal stops it; return the exit code. Raises RunFault when it cannot start or fails."""
+    notifier = ServiceNotifier.from_environment(os.environ, os.getpid())
     interpreter.settle()
     stop = stop_on_signals()
     registry = process_registry()
@@ -165,7 +168,10 @@ async def serve_pod_controller(place: PodControllerPlace) -> int:
         burst=place.burst,
     ) as connection:
         parts = _Parts(connection, place, registry)
-        async with serve_http(place.metrics_address, registry, parts.why_waiting):
+        async with (
+            serve_http(place.metrics_address, registry, parts.why_waiting),
+            notifier.reporting(parts.why_waiting, stop),
+        ):
             await _until(stop, _checked(connection, place))
             if not stop.is_set():
                 _log.info("operator.pod_controller_started", server=place.endpoint.source, namespace=place.namespace)

@@ -5,6 +5,7 @@ docs/spec/provider.md §12. Nothing here decides anything.
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.interpreter import TURN_SECONDS
 from bigfleet.cli.runtime.large_memory import keep_large_memory
+from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
     NOT_READY,
@@ -135,7 +137,7 @@ async def serve_substrate(
     substrate.export(registry)
     metrics = ProviderMetrics(registry)
     metrics.build_info.labels(bigfleet.installed_version()).set(1)
-    clock = SystemClock()
+    clock, notifier = SystemClock(), ServiceNotifier.from_environment(os.environ, os.getpid())
     core = CapacityCore(
         substrate.backend,
         readiness=substrate.readiness,
@@ -164,6 +166,10 @@ async def serve_substrate(
     watch = StateWatch(
         store.file_fault if isinstance(store, SqliteProviderStore) else lambda: "", registry, "bigfleet_provider"
     )
+
+    def readiness() -> str:
+        return watch.fault or ("" if core.is_ready else NOT_READY)
+
     try:
         check_can_listen(*place.address)
         await _start(core)
@@ -171,9 +177,10 @@ async def serve_substrate(
         substrate.take_offers(core.offered)
         async with (
             watch.watching(clock),
-            serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if core.is_ready else NOT_READY)),
+            serve_http(place.metrics_address, registry, readiness),
             serve_admin(place.state_path, core.administration, substrate.status),
-            _read_again(place, core, substrate),
+            _read_again(place, core, substrate, notifier),
+            notifier.reporting(readiness, stop),
         ):
             await _serve(place, core, server, stop, metrics)
     except OfferingsRefused:
@@ -207,7 +214,9 @@ async def _start(core: CapacityCore) -> None:
 
 
 @asynccontextmanager
-async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Substrate) -> AsyncIterator[None]:
+async def _read_again(
+    place: ProviderPlace, core: CapacityCore, substrate: Substrate, notifier: ServiceNotifier
+) -> AsyncIterator[None]:
     """Read files again on SIGHUP while the context lasts; what cannot be read leaves the former in force."""
     asked = asyncio.Event()
 
@@ -215,17 +224,11 @@ async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Subst
         while True:
             await asked.wait()
             asked.clear()
+            notifier.reload_began()
             substrate.reload()
-            if place.offerings_path is None:
-                continue
-            try:
-                offers = await asyncio.to_thread(_read_offers, place.offerings_path, place.provider)
-            except OfferingsUnreadable as fault:
-                _log.error("offerings.load_failed", error=str(fault))
-                continue
-            await core.replace_offers(offers)
-            substrate.take_offers(core.offered)
-            _log.info("offerings.loaded", path=str(place.offerings_path), faults=len(offers.faults))
+            if place.offerings_path is not None:
+                await _replace_offers(place.offerings_path, place.provider, core, substrate)
+            notifier.reload_ended()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
     task = asyncio.create_task(reload())
@@ -234,6 +237,17 @@ async def _read_again(place: ProviderPlace, core: CapacityCore, substrate: Subst
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def _replace_offers(path: Path, provider: str, core: CapacityCore, substrate: Substrate) -> None:
+    try:
+        offers = await asyncio.to_thread(_read_offers, path, provider)
+    except OfferingsUnreadable as fault:
+        _log.error("offerings.load_failed", error=str(fault))
+        return
+    await core.replace_offers(offers)
+    substrate.take_offers(core.offered)
+    _log.info("offerings.loaded", path=str(path), faults=len(offers.faults))
 
 
 async def _serve(

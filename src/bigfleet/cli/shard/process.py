@@ -7,6 +7,7 @@ handed to each other.
 
 import asyncio
 import gc
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +23,7 @@ from bigfleet.cli.replay.recorder import open_recorder
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
     NOT_READY,
@@ -69,7 +71,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
 
     Its engine comes from `engine_maker`, or from `ShardEngines`.
     """
-    clock = SystemClock()
+    clock, notifier = SystemClock(), ServiceNotifier.from_environment(os.environ, os.getpid())
     interpreter.settle()
     registry = process_registry()
     async with AsyncExitStack() as stack:
@@ -113,7 +115,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         )
         recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
-        await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard))
+        await stack.enter_async_context(_files_maintained(place, audit_file, clock, shard, notifier))
         watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
@@ -126,9 +128,9 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             bound = await server.start(*place.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
-        await stack.enter_async_context(
-            serve_http(place.metrics_address, registry, partial(_readiness, shard, engines, watch))
-        )
+        readiness = partial(_readiness, shard, engines, watch)
+        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(notifier.reporting(readiness, stop))
         _log.info("shard.started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
         reporter = make_reporter(place, shard, settings, clock, port=bound)
         await _run_until(stop, shard, exchanges, server, clock, reporter)
@@ -179,22 +181,25 @@ def _open_audit(place: ShardPlace) -> AuditFile | None:
 
 @asynccontextmanager
 async def _files_maintained(
-    policy_file: PolicyFile | None, audit_file: AuditFile | None, clock: SystemClock, shard: Shard
+    place: ShardPlace, audit_file: AuditFile | None, clock: SystemClock, shard: Shard, notifier: ServiceNotifier
 ) -> AsyncIterator[None]:
     """Keep the audit log on disk while the context lasts; on SIGHUP open it again and read the policies again."""
-    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+    loop, asked, policy_file = asyncio.get_running_loop(), asyncio.Event(), place.cluster_policy
     tasks: list[asyncio.Task[None]] = []
     if policy_file is not None:
         shard.policies = policy_file.policies
-        tasks.append(asyncio.create_task(_policies_followed(policy_file, shard, asked), name="policies"))
+        tasks.append(asyncio.create_task(_policies_followed(policy_file, shard, asked, notifier), name="policies"))
     if audit_file is not None:
         count = shard.metrics.audit_write_errors.inc
         tasks.append(asyncio.create_task(audit_file.keep_synced(clock, compute_in_thread, count), name="audit"))
 
     def hang_up() -> None:
+        notifier.reload_began()
         asked.set()
         if audit_file is not None:
             audit_file.reopen()
+        if policy_file is None:
+            notifier.reload_ended()
 
     # A shard without either file ends at SIGHUP, as programs do.
     if tasks:
@@ -209,7 +214,9 @@ async def _files_maintained(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: asyncio.Event) -> None:
+async def _policies_followed(
+    policy_file: PolicyFile, shard: Shard, asked: asyncio.Event, notifier: ServiceNotifier
+) -> None:
     while True:
         await asked.wait()
         asked.clear()
@@ -217,6 +224,7 @@ async def _policies_followed(policy_file: PolicyFile, shard: Shard, asked: async
         shard.metrics.cluster_policy_reads.labels("ok" if is_read else "refused").inc()
         shard.policies = policy_file.policies
         shard.wake()
+        notifier.reload_ended()
 
 
 def _grpc_server(

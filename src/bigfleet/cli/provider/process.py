@@ -171,7 +171,11 @@ async def serve_substrate(
         substrate.take_offers(core.offered)
         async with (
             watch.watching(clock),
-            serve_http(place.metrics_address, registry, lambda: watch.fault or ("" if core.is_ready else NOT_READY)),
+            serve_http(
+                place.metrics_address,
+                registry,
+                lambda: watch.fault or substrate.fault() or ("" if core.is_ready else NOT_READY),
+            ),
             serve_admin(place.state_path, core.administration, substrate.status),
             _read_again(place, core, substrate),
         ):

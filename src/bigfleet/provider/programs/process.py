@@ -101,7 +101,7 @@ class ProgramProcess(asyncio.SubprocessProtocol):
         try:
             if terminate_seconds > 0 and not self.was_terminated:
                 self.terminate()
-                await _set_within(self.ended, terminate_seconds)
+                await self.ended_within(terminate_seconds)
         finally:
             # Also when the wait is cut short: a second cancellation is the end of the loop.
             self.kill()
@@ -110,6 +110,10 @@ class ProgramProcess(asyncio.SubprocessProtocol):
                 await self.ended.wait()
                 # The pipes close with the last of the group, unless one left it.
                 await self.is_drained.wait()
+
+    async def ended_within(self, seconds_max: float) -> bool:
+        """Wait for the end of the process; return whether it came in time."""
+        return await _set_within(self.ended, seconds_max)
 
     async def drained(self, seconds_max: float) -> bool:
         """Wait for the ends of both pipes; return False when they are held by a process that left the group."""

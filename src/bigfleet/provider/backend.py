@@ -181,6 +181,8 @@ class PartialFacts:
     facts: tuple[Slot, ...]
     #: Machines whose id begins with one of these are left as they are.
     unread_prefixes: tuple[str, ...] = ()
+    #: Machines of which hosts could not be read: their slots count, and that they show no host says nothing.
+    unread_host_prefixes: tuple[str, ...] = ()
     #: Facts that were not taken: id and why.
     refused: tuple[tuple[str, str], ...] = ()
 

@@ -3,10 +3,9 @@
 import re
 
 from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.files.durations import duration_seconds
 from bigfleet.model.ids import identifier_fault
 
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _PORT_MAX = 65535
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -20,12 +19,10 @@ def check_log_level(level: str) -> None:
 
 def parse_duration_seconds(text: str, flag: str) -> float:
     """Return the seconds of `2s`, `1m30s`, `500ms` or bare seconds. Raises UsageFault naming the flag."""
-    if re.fullmatch(r"\d+(?:\.\d+)?", text):
-        return float(text)
-    parts = _DURATION_PART.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    seconds = duration_seconds(text)
+    if seconds is None:
         raise UsageFault(f"{flag}: {text!r} is no duration; write 2s, 1m30s, 500ms or a number of seconds")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    return seconds
 
 
 def parse_positive_duration_seconds(text: str, flag: str) -> float:

@@ -1,4 +1,4 @@
-"""Defines `bigfleet provider new`: writes the project of a new provider, ready to be tested and run.
+"""Defines `bigfleet provider new`: writes a new provider, a Python project or a program, ready to be tested and run.
 
 The files come from `templates/` beside this module. Nothing that exists is ever written over.
 """
@@ -17,6 +17,11 @@ import typer
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
 
+PYTHON_KIND: Final = "python"
+EXEC_KIND: Final = "exec"
+#: Programs for `bigfleet provider exec`; each is certified by a test.
+EXAMPLES: Final = ("folder.sh", "folder.py", "ipmi.sh")
+_PROGRAM_MODE: Final = 0o755
 NAME_CHARACTERS_MAX: Final = 40
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 #: Modules that the project itself imports; one of these names would hide them.
@@ -31,12 +36,34 @@ _FILES: Final = {
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Module name of the provider, such as mycloud.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Module name, such as mycloud; for exec the directory of the program.")
+    ],
     directory: Annotated[
-        Path | None, typer.Option(metavar="D", help="Directory of the project.", show_default="NAME")
+        Path | None, typer.Option(metavar="D", help="Directory of the Python project.", show_default="NAME")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(help="python: a backend class. exec: a program for provider exec.")
+    ] = PYTHON_KIND,
+    example: Annotated[
+        str | None, typer.Option(help=f"Program to begin with, for exec: {', '.join(EXAMPLES)}. [default: folder.sh]")
     ] = None,
 ) -> None:
-    """Create the project of a new provider: backend, tests, pyproject.toml and README."""
+    """Create a new provider: a Python project with tests, or a program for provider exec."""
+    if kind not in (PYTHON_KIND, EXEC_KIND):
+        raise UsageFault(f"--kind: {kind!r} is unknown; choose {PYTHON_KIND} or {EXEC_KIND}")
+    if kind == EXEC_KIND:
+        if directory is not None:
+            raise UsageFault("--directory belongs to --kind python; with --kind exec NAME is the directory")
+        program = example or EXAMPLES[0]
+        if program not in EXAMPLES:
+            raise UsageFault(f"--example: {program!r} is unknown; choose from {', '.join(EXAMPLES)}")
+        path = write_example(program, Path(name))
+        echo(path)
+        echo(f"Next: bigfleet provider exec --program {path} --state {path.stem}.db; replace what it does to machines.")
+        return
+    if example is not None:
+        raise UsageFault("--example belongs to --kind exec; leave it out")
     fault = name_fault(name)
     if fault is not None:
         raise UsageFault(f"NAME: {name!r} {fault}")
@@ -44,6 +71,25 @@ def new(
     for path in write_project(name, folder):
         echo(path)
     echo(f"Next: read {folder / 'README.md'}; replace the inside of Substrate in {folder / name}.py.")
+
+
+def write_example(program: str, folder: Path) -> Path:
+    """Write a program that can be run and return its path.
+
+    Raises UsageFault when it exists, and RunFault when it cannot be written.
+    """
+    source = resources.files("bigfleet.cli.provider").joinpath("templates", EXEC_KIND, f"{program}.tmpl")
+    path = folder / program
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(source.read_text("utf-8"))
+        path.chmod(_PROGRAM_MODE)
+    except FileExistsError as error:
+        raise UsageFault(f"NAME: {error.filename} exists and is not overwritten; name another directory") from error
+    except OSError as error:
+        raise RunFault(f"NAME: {error.filename}: {error.strerror}; name another directory") from error
+    return path
 
 
 def name_fault(name: str) -> str | None:

@@ -168,7 +168,7 @@ async def serve_substrate(
     )
 
     def readiness() -> str:
-        return watch.fault or ("" if core.is_ready else NOT_READY)
+        return watch.fault or substrate.fault() or ("" if core.is_ready else NOT_READY)
 
     try:
         check_can_listen(*place.address)

@@ -21,6 +21,10 @@ def _no_facts() -> Mapping[str, object]:
     return {}
 
 
+def _no_fault() -> str:
+    return ""
+
+
 def _no_metrics(_registry: CollectorRegistry) -> None:
     return None
 
@@ -45,6 +49,8 @@ class Substrate:
     reload: Callable[[], None] = _nothing
     #: What `admin status` shows beside the kit's own facts: name to a number or text.
     status: Callable[[], Mapping[str, object]] = _no_facts
+    #: Why the backend can do nothing now although the provider serves, "" for nothing; `/readyz` says it.
+    fault: Callable[[], str] = _no_fault
     #: Adds series of its own to the provider's registry, once.
     export: Callable[[CollectorRegistry], None] = _no_metrics
 

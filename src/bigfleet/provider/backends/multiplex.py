@@ -94,13 +94,15 @@ class Multiplex:
         read = await asyncio.gather(*(_read(part) for _prefix, part in parts), return_exceptions=True)
         facts: list[Slot] = []
         unread: list[str] = []
+        unread_hosts: list[str] = []
         refused: list[tuple[str, str]] = []
         for (prefix, part), found in zip(parts, read, strict=True):
             if isinstance(found, BaseException):
                 unread.append(prefix)
                 _log.error("multiplex.part_read_failed", prefix=prefix, error=f"{type(found).__name__}: {found}")
                 continue
-            unread.extend(inner for inner in found.unread_prefixes if inner.startswith(prefix))
+            unread.extend(_within(prefix, found.unread_prefixes))
+            unread_hosts.extend(_within(prefix, found.unread_host_prefixes))
             refused.extend(found.refused)
             refused.extend(
                 (fact.id, f"the part of {prefix!r} must not speak of it") for fact in _outside(found.facts, prefix)
@@ -108,7 +110,12 @@ class Multiplex:
             facts.extend(_owned(found.facts, prefix, is_fixed=not isinstance(part, Deletes)))
         if len(unread) >= len(parts) and not facts and isinstance(read[0], BaseException):
             raise read[0]
-        return PartialFacts(facts=tuple(facts), unread_prefixes=tuple(unread), refused=tuple(refused))
+        return PartialFacts(
+            facts=tuple(facts),
+            unread_prefixes=tuple(unread),
+            unread_host_prefixes=tuple(unread_hosts),
+            refused=tuple(refused),
+        )
 
     # ---- calls: plain functions, so that a part's plain function runs in a thread and its coroutine on the loop ----
 
@@ -195,6 +202,15 @@ async def _fed(part: Feeds, feed: Feed, prefix: str) -> None:
 async def _read(part: Backend) -> PartialFacts:
     """Read a part's inventory to its end, a plain function in a thread."""
     return await read_facts(part.inventory, lambda work: asyncio.to_thread(work))
+
+
+def _within(prefix: str, unread: Iterable[str]) -> Iterable[str]:
+    """Return what a part could not read, as far as it is the part's own."""
+    for each in unread:
+        if each.startswith(prefix):
+            yield each
+        elif prefix.startswith(each):
+            yield prefix
 
 
 def _outside(facts: Iterable[Slot], prefix: str) -> Iterable[Slot]:

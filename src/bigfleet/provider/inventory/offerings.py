@@ -108,8 +108,7 @@ def _read_entry(entry: Any, provider: str) -> tuple[Offering | None, list[tuple[
     faults = [(key, Fault(Reason.MISSING, text)) for key, text in _shape_faults(entry)]
     capacity_type = CapacityType.ON_DEMAND
     if isinstance(entry.get("capacity_type"), str):
-        name = entry["capacity_type"].lower().replace("-", "").replace("_", "")
-        capacity_type = _CAPACITY_TYPES.get(name, CapacityType.UNSPECIFIED)
+        capacity_type = capacity_type_of(entry["capacity_type"])
         if capacity_type is CapacityType.UNSPECIFIED:
             text = f"{entry['capacity_type']!r} is none of on_demand, spot, reserved, bare_metal"
             faults.append(("capacity_type", Fault(Reason.MISSING, text)))
@@ -119,6 +118,11 @@ def _read_entry(entry: Any, provider: str) -> tuple[Offering | None, list[tuple[
     offering = _offering(entry, capacity_type, provider)
     faults = _id_faults(offering)
     return (None, faults) if faults else (offering, [])
+
+
+def capacity_type_of(text: str) -> CapacityType:
+    """Return the type that `on_demand`, `on-demand` or `OnDemand` names, and so on; UNSPECIFIED for other texts."""
+    return _CAPACITY_TYPES.get(text.lower().replace("-", "").replace("_", ""), CapacityType.UNSPECIFIED)
 
 
 def _shape_faults(entry: Mapping[str, Any]) -> list[tuple[str, str]]:

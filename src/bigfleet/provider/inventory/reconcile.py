@@ -75,6 +75,7 @@ class _Plan:
     missing: dict[str, int] = field(default_factory=dict)
     #: What the inventory could not read.
     unread_prefixes: tuple[str, ...] = ()
+    unread_host_prefixes: tuple[str, ...] = ()
     #: Machines of which it showed neither slot nor host.
     unseen: set[str] = field(default_factory=set)
 
@@ -252,7 +253,7 @@ class InventoryReconciler:
             await self._add_all(seen)
         for machine_id, fault in faults:
             self._quarantine.put(machine_id, fault)
-        plan = await self._plan(seen, begin_revision, inventory.unread_prefixes)
+        plan = await self._plan(seen, begin_revision, inventory)
         outcome = self._brake(plan)
         await self._apply(plan, seen, begin_revision)
         self._before = plan
@@ -316,8 +317,8 @@ class InventoryReconciler:
 
     # ---- deciding ------------------------------------------------------------------------------------------------
 
-    async def _plan(self, seen: dict[str, _Seen], begin_revision: int, unread_prefixes: tuple[str, ...]) -> _Plan:
-        plan = _Plan(unread_prefixes=unread_prefixes)
+    async def _plan(self, seen: dict[str, _Seen], begin_revision: int, inventory: PartialFacts) -> _Plan:
+        plan = _Plan(unread_prefixes=inventory.unread_prefixes, unread_host_prefixes=inventory.unread_host_prefixes)
         for number, (machine_id, entry) in enumerate(seen.items()):
             if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
@@ -386,6 +387,8 @@ class InventoryReconciler:
             self._plan_missing(plan, record, Effect.REMOVED)
 
     def _plan_hosted(self, plan: _Plan, record: Record, entry: _Seen) -> None:
+        if entry.host is None and record.id.startswith(plan.unread_host_prefixes):
+            return
         if entry.host is None or entry.host.host_ref != record.machine.host.ref:
             self._plan_missing(plan, record, Effect.HOST_LOST)
         else:

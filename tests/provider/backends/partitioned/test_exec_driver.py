@@ -16,9 +16,10 @@ from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import FoundKind, Op, Transient
-from bigfleet.provider.backends.partitioned.exec_driver import ExecDriver, ProgramFailed
+from bigfleet.provider.backends.partitioned.exec_driver import ExecDriver
 from bigfleet.provider.backends.partitioned.ports import Carved, CarveSize, Standing
 from bigfleet.provider.operations.invoke import DeadlinePassed, within
+from bigfleet.provider.programs.runner import ProgramFailed
 from bigfleet.provider.records.kinds import Kind
 from tests.patience import wait_until_async
 from tests.provider.backends.partitioned.hosts import Provider, document, node

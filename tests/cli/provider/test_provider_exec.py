@@ -1,0 +1,217 @@
+"""`bigfleet provider exec` as a process: wrong calls, a kill in the middle of a Create, certified examples.
+
+docs/spec/exec-provider.md. The examples are those that `bigfleet provider new --kind exec` writes.
+"""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+
+from bigfleet.cli.provider.new import EXAMPLES
+from bigfleet.rpc.wire.gen import provider_pb2 as pb
+from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.cli.provider.bmc_stubs import executable, write_stubs
+from tests.patience import wait_until
+from tests.processes import bigfleet, free_port, run_bigfleet, serving
+
+CERTIFY_SECONDS_MAX = 900.0
+FAULT = shlex.join(bigfleet("provider", "fault", "--metrics-addr", "off"))
+PLACES = "--metrics-addr off --addr {addr} --state {state}"
+
+
+def example(name: str, folder: Path) -> Path:
+    """Write one of the examples."""
+    done = run_bigfleet("provider", "new", "--kind", "exec", str(folder), "--example", name)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == str(folder / name)
+    return folder / name
+
+
+@pytest.fixture
+def rack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with the ipmi example, its hosts, and stubs for its tools."""
+    folder = tmp_path / "rack"
+    example("ipmi.sh", folder)
+    names = [f"rack-{number:03d}" for number in range(256)]
+    (folder / "hosts").write_text(
+        "# name bmc type zone cpus memory\n" + "".join(f"{n} {n} r640 row-1 8 64Gi\n" for n in names)
+    )
+    (folder / "password").write_text("secret")
+    for name, value in write_stubs(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+# ---- wrong calls -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ((), "--program is missing"),
+        (("--program", "./none"), "--program: './none' is not an executable program; name its path, and chmod +x it"),
+        (("--program", "./plain"), "--program: './plain' is not an executable program"),
+        (("--program", "true", "--ready", "soon"), "--ready: 'soon' is unknown; choose program, inventory or"),
+        (("--program", "true", "--concurrency", "0"), "--concurrency: 0 is not from 1 to 1000"),
+        (("--program", "true", "--addr", "here"), "--addr: 'here' is no address"),
+        (("--program", "true"), "--program /"),
+        (("--program", "./few"), "--ready program: the program has no verb ready"),
+        (("--program", "./few", "--ready=inventory", "--seed-count=4"), "--ready inventory: the program has no verb"),
+        (("--program", "./few", "--ready=configure"), "--program "),
+    ],
+)
+def test_a_wrong_call_exits_with_2_and_one_line(flags: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    verbs = ["create", "configure", "drain", *(["inventory"] if flags == ("--program", "./few") else [])]
+    answer = json.dumps({"api": 1, "provider": "few", "verbs": verbs})
+    executable(tmp_path / "few", f"#!/bin/sh\necho '{answer}'\n")
+    done = run_bigfleet("provider", "exec", "--state", "s.db", *flags, cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert done.stderr.startswith(f"bigfleet: {text}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_new_writes_a_program_and_nothing_over_another(tmp_path: Path) -> None:
+    for name in EXAMPLES:
+        assert os.access(example(name, tmp_path / "p"), os.X_OK)
+    again = run_bigfleet("provider", "new", "--kind", "exec", str(tmp_path / "p"))
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "folder.sh exists and is not overwritten" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("x", "--kind", "exec", "--example", "a.sh"), "--example: 'a.sh' is unknown; choose from folder.sh"),
+        (("x", "--kind", "exec", "--directory", "y"), "--directory belongs to --kind python"),
+        (("x", "--example", "folder.sh"), "--example belongs to --kind exec"),
+        (("x", "--kind", "go"), "--kind: 'go' is unknown; choose python or exec"),
+    ],
+)
+def test_what_new_does_not_know_is_refused(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
+    done = run_bigfleet("provider", "new", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"bigfleet: {text}")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- kills and configuration errors ----------------------------------------------------------------------------
+
+#: Makes hosts as files, says how often it was asked, and waits in its first create until there is a file `go`.
+SLOW = """#!/bin/sh
+cd "$(dirname "$0")"
+case $1 in
+describe) echo '{"api": 1, "provider": "slow", "verbs": ["inventory", "create", "configure", "drain"],
+                 "resumable": ["create"]}' ;;
+inventory)
+    if [ -e misconfigured ]; then echo 'no credentials' >&2; exit 78; fi
+    echo '{"slot": {"id": "slow-0", "instance_type": "t", "zone": "z", "capacity_type": "bare_metal"}}'
+    if [ -e host ]; then echo '{"host": {"id": "slow-0", "host_ref": "'$(cat host)'"}}'; fi
+    echo '{"end": true}' ;;
+create)
+    question=$(cat)
+    printf '%s\\n' "$question" >> asked
+    printf '%s' "$question" | jq -r .operation.id > "draft.$$"
+    ln "draft.$$" host || true
+    while ! [ -e go ]; do sleep 0.05; done
+    printf '{"host_ref": "%s"}' "$(cat host)" ;;
+esac
+"""
+
+
+def test_a_create_that_a_kill_interrupted_is_run_again_with_its_id_and_makes_one_host(tmp_path: Path) -> None:
+    program, address = executable(tmp_path / "slow", SLOW), f"127.0.0.1:{free_port()}"
+    flags = ("--state", str(tmp_path / "s.db"), "--addr", address, "--metrics-addr=off", "--ready=configure")
+    command, log = ("provider", "exec", "--program", str(program), *flags), tmp_path / "log"
+    asked = tmp_path / "asked"
+    with serving(address, log, *command) as process, grpc.insecure_channel(address) as channel:
+        operation_id = CapacityProviderStub(channel).Create(pb.CreateRequest(machine_id="slow-0")).operation_id
+        wait_until(asked.exists, log.read_text)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with serving(address, log, *command), grpc.insecure_channel(address) as channel:
+        provider = CapacityProviderStub(channel)
+        wait_until(lambda: len(asked.read_text().splitlines()) == 2, log.read_text)
+        # The first one still runs: both end, and both find the one host.
+        (tmp_path / "go").touch()
+        machine = pb.MachineRef(id="slow-0")
+        wait_until(lambda: provider.Get(machine).state == pb.MACHINE_STATE_IDLE, log.read_text)
+        assert provider.Get(machine).host.ref == operation_id
+    questions = [json.loads(line)["operation"] for line in asked.read_text().splitlines()]
+    assert [(each["id"], each["attempt"]) for each in questions] == [(operation_id, 1), (operation_id, 2)]
+
+
+def readiness(port: int) -> tuple[int, str]:
+    """Return status and text of /readyz."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_configuration_error_of_the_program_is_shown_by_readyz_until_it_is_mended(tmp_path: Path) -> None:
+    program, address, port = executable(tmp_path / "slow", SLOW), f"127.0.0.1:{free_port()}", free_port()
+    flags = ("--state", str(tmp_path / "s.db"), "--addr", address, f"--metrics-addr=127.0.0.1:{port}")
+    command = ("provider", "exec", "--program", str(program), *flags, "--ready=configure", "--reconcile-interval=100ms")
+    with serving(address, tmp_path / "log", *command):
+        wait_until(lambda: readiness(port)[0] == 200, "it never became ready")
+        (tmp_path / "misconfigured").touch()
+        wait_until(lambda: readiness(port)[0] == 503, "it stayed ready")
+        assert "the program is configured wrongly: inventory: no credentials" in readiness(port)[1]
+        (tmp_path / "misconfigured").unlink()
+        wait_until(lambda: readiness(port)[0] == 200, "it never became ready again")
+
+
+# ---- certification ---------------------------------------------------------------------------------------------
+
+
+def certify(out: Path, launch: str) -> None:
+    """Assert that each behaviour of four profiles passes."""
+    launches = (
+        "--launch",
+        launch,
+        "--launch-fault",
+        f"{FAULT} --seed-count {{seeds}} --addr {{addr}} --state {{state}}",
+    )
+    done = subprocess.run(
+        bigfleet(
+            "conformance", "--profile", "core,cloud,delta,durable", "--patience=60s", "--out", str(out), *launches
+        ),
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        timeout=CERTIFY_SECONDS_MAX,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    verdicts = json.loads((out / "report.json").read_text())["verdicts"]
+    assert verdicts == dict.fromkeys(("core", "cloud", "delta", "durable"), "CERTIFIED")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["folder.sh", "folder.py"])
+def test_the_folder_examples_are_certified(name: str, tmp_path: Path) -> None:
+    program = example(name, tmp_path)
+    served = shlex.join(bigfleet("provider", "exec", "--program", str(program)))
+    certify(tmp_path / "out", f"env FOLDER={{state}}.machines SLOTS={{seeds}} {served} {PLACES}")
+
+
+@pytest.mark.long
+def test_the_ipmi_example_is_certified_with_stubs(rack: Path, tmp_path: Path) -> None:
+    served = shlex.join(bigfleet("provider", "exec", "--program", str(rack / "ipmi.sh")))
+    folders = "RACK_CLAIMS={state}.claims RACK_SEEDS={state}.seeds"
+    certify(tmp_path / "out", f"env {folders} {served} {PLACES}")
+    # What booting hosts fetch is gone with the last drain, the blobs with it.
+    assert not list(Path(tmp_path).rglob("user-data"))

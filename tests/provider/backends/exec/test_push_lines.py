@@ -1,0 +1,113 @@
+"""What a program pushes: each line once, bad lines passed over, restarts that wait longer each time, an orderly end."""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.provider.backends.exec.push_lines import _LineQueue, run_feed
+from bigfleet.provider.programs.process import ProgramProcess
+from bigfleet.provider.programs.runner import ProgramFailed, ProgramRunner
+from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.patience import wait_until_async
+
+
+class RecordingFeed:
+    """Notes what was pushed."""
+
+    def __init__(self) -> None:
+        self.pushed: list[tuple[object, ...]] = []
+
+    async def report_price(self, ids: Iterable[str], usd_per_hour: float) -> None:
+        self.pushed.append(("price", *ids, usd_per_hour))
+
+    async def report_interruption(self, id: str, probability: float, reclaim_at_unix_nanos: int | None = None) -> None:
+        self.pushed.append(("interruption", id, probability, reclaim_at_unix_nanos))
+
+    async def report_lost(self, id: str, reason: str) -> None:
+        self.pushed.append(("lost", id, reason))
+
+
+def runner_in(folder: Path, script: str) -> ProgramRunner:
+    program = folder / "program"
+    program.write_text(f'#!/bin/sh\ncd "$(dirname "$0")"\n{script}\n')
+    program.chmod(0o700)
+    return ProgramRunner(str(program), clock=SystemClock(), terminate_seconds=2.0)
+
+
+async def test_lines_are_pushed_until_the_standard_input_closes(tmp_path: Path) -> None:
+    script = """
+echo '{"price": {"ids": ["a", "b"], "usd": 0.5}}'
+echo '{"interruption": {"id": "a", "probability": 0.99, "reclaim_at": "1970-01-01T00:02:00Z"}}'
+echo '{"interruption": {"id": "b", "probability": 0.5}}'
+echo 'no json'
+echo '{"lost": {"id": "a", "reason": "gone"}, "price": {"ids": [], "usd": 1}}'
+echo '{"lost": {"id": "a", "reason": "gone", "when": 1}}'
+echo '{"lost": {"id": "a", "reason": "gone"}}'
+cat > /dev/null
+echo closed > closed
+"""
+    feed = RecordingFeed()
+    task = asyncio.create_task(run_feed(runner_in(tmp_path, script), feed, SystemClock()))
+
+    async def is_pushed() -> bool:
+        return len(feed.pushed) >= 4
+
+    await wait_until_async(is_pushed)
+    assert feed.pushed == [
+        ("price", "a", "b", 0.5),
+        ("interruption", "a", 0.99, 120_000_000_000),
+        ("interruption", "b", 0.5, None),
+        ("lost", "a", "gone"),
+    ]
+    assert not (tmp_path / "closed").exists()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (tmp_path / "closed").read_text() == "closed\n"
+
+
+class Unstartable:
+    """A program that cannot be started, and when it was tried."""
+
+    def __init__(self, clock: LoopClock) -> None:
+        self._clock = clock
+        self.tried_seconds: list[float] = []
+
+    async def start(self, verb: str, take_output: object) -> ProgramProcess:
+        self.tried_seconds.append(self._clock.monotonic_seconds())
+        raise ProgramFailed("program: No such file or directory")
+
+
+@pytest.mark.virtual_time
+async def test_an_end_starts_it_again_later_each_time() -> None:
+    clock = LoopClock()
+    runner = Unstartable(clock)
+    task = asyncio.create_task(run_feed(runner, RecordingFeed(), clock))  # type: ignore[arg-type]
+    await clock.sleep(300.0)
+    task.cancel()
+    waits = [
+        round(later - sooner) for sooner, later in zip(runner.tried_seconds, runner.tried_seconds[1:], strict=False)
+    ]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+async def test_a_program_is_read_no_further_while_lines_wait() -> None:
+    held: list[bool] = []
+    lines = _LineQueue()
+    lines.hold = held.append
+    lines.take(b"x\n" * 1001)
+    assert held == [True]
+    for _ in range(501):
+        await lines.next()
+    assert held == [True, False]
+
+
+async def test_a_line_without_an_end_is_passed_over() -> None:
+    lines = _LineQueue()
+    for _ in range(3):
+        lines.take(b"x" * 60_000)
+    lines.take(b"rest\nnext\n")
+    lines.end()
+    assert [await lines.next(), await lines.next()] == [b"next", None]

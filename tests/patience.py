@@ -1,7 +1,7 @@
 """Bounds what tests wait for on the real clock.
 
 A wait ends as soon as its condition holds: the bound only turns a hang into a failure, and no test asserts how long
-anything took. No other module of the tests reads a real clock to measure (tests/test_tidy.py).
+anything took. No other module of the tests reads a real clock to measure (tests/test_busy_machine.py).
 """
 
 import asyncio

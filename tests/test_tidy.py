@@ -1,96 +1,33 @@
 """The house rules that no linter holds: room sizes, docstrings, and edges to rooms that may not even exist yet."""
 
 import ast
-import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-from tests.patience import PATIENCE_SECONDS
+from tests.syntax_trees import (
+    ROOT,
+    SOURCE,
+    TESTS,
+    functions,
+    is_generated,
+    modules,
+    name_of,
+    nodes_of,
+    of_each,
+    parsed,
+    sources,
+    tree_of,
+)
 
-ROOT = Path(__file__).parent.parent
-TESTS = ROOT / "tests"
-SOURCE = ROOT / "src" / "bigfleet"
 #: Modules of a folder, its __init__ among them: more are not taken in at one look.
 FOLDER_FILES_MAX = 20
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
-#: The least time that a wait in a test may be granted.
-PATIENCE_SECONDS_MIN = 60
-#: The first two bound waits and compare nothing; the second is a program that imports nothing of the tests. The third
-#: divides the processor time of one input by that of half of it.
-CLOCK_READERS = {TESTS / "patience.py", TESTS / "e2e" / "wire_client.py", TESTS / "fuzzing" / "test_fuzzing.py"}
-STOPWATCHES = {"monotonic", "perf_counter", "process_time", "thread_time"}
-#: What a test writes beside a timeout that is meant to expire.
-EXPIRES = "# expires"
 #: `shard` must decide the same with no coordinator in the world (docs/architecture.md).
 FORBIDDEN_EDGES = [("shard", "bigfleet.coordinator"), ("shard", "bigfleet.link")]
-
-
-def _is_generated(path: Path) -> bool:
-    return path.is_relative_to(SOURCE / "rpc" / "wire" / "gen")
-
-
-def sources() -> list[Path]:
-    """Return every hand-written module of the package."""
-    return sorted(path for path in SOURCE.rglob("*.py") if not _is_generated(path))
-
-
-def modules() -> list[Path]:
-    """Return every hand-written module of the package, its tools and its benchmarks."""
-    roots = (SOURCE, ROOT / "tools", ROOT / "bench")
-    return sorted(path for root in roots for path in root.rglob("*.py") if not _is_generated(path))
-
-
-@functools.cache
-def parsed(path: Path) -> ast.Module:
-    """Return the module's syntax tree."""
-    return tree_of(path.read_text(encoding="utf-8"))
-
-
-@functools.cache
-def tree_of(source: str) -> ast.Module:
-    """Return the syntax tree of a text; several rules look at each."""
-    return ast.parse(source)
-
-
-@functools.cache
-def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
-    """Return every node of a module; to find them takes longer than what a rule does with them."""
-    return tuple(ast.walk(tree))
-
-
-def name_of(path: Path) -> str:
-    """Return the path as a failure names it."""
-    return str(path.relative_to(ROOT))
-
-
-def of_each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
-    """Make a test of all paths from a check of one; the failure says what is wrong with each path."""
-
-    def decorate(check: Callable[[Path], None]) -> Callable[[], None]:
-        def test() -> None:
-            faults = []
-            for path in paths:
-                try:
-                    check(path)
-                except AssertionError as fault:
-                    faults.append(f"{name_of(path)}: {fault}")
-            assert faults == [], "\n".join(faults)
-
-        # Not functools.wraps: pytest would take the path for a fixture.
-        test.__name__, test.__doc__ = check.__name__, check.__doc__
-        return test
-
-    return decorate
-
-
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Yield every function of a module."""
-    return (node for node in nodes_of(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @of_each(modules())
@@ -126,7 +63,7 @@ def test_a_module_docstring_says_what_the_module_does(path: Path) -> None:
 @of_each(sorted(SOURCE.rglob("*.py")))
 def test_public_names_have_docstrings(path: Path) -> None:
     """Each public class and function at the top of a module states its facts."""
-    if _is_generated(path):
+    if is_generated(path):
         return
     missing = [
         node.name
@@ -161,10 +98,16 @@ def test_forbidden_edges_do_not_exist(package: str, target: str) -> None:
 
 def folders() -> list[Path]:
     """Return every folder of the package that holds hand-written modules."""
-    return sorted({path.parent for path in SOURCE.rglob("*.py") if not _is_generated(path)})
+    return sorted({path.parent for path in sources()})
 
 
-@of_each(folders())
+@of_each(sorted(TESTS.rglob("*.py")))
+def test_a_module_of_tests_is_small_as_well(path: Path) -> None:
+    """What takes more than 600 lines is about more than one thing: split it, and say in each what it is about."""
+    assert path.read_text(encoding="utf-8").count("\n") <= MODULE_LINES_MAX
+
+
+@of_each([*folders(), *sorted({path.parent for path in TESTS.rglob("*.py")})])
 def test_a_folder_holds_at_most_twenty_modules(folder: Path) -> None:
     """A larger folder has no shape: split it into sub-packages (docs/architecture.md)."""
     assert len(list(folder.glob("*.py"))) <= FOLDER_FILES_MAX
@@ -222,7 +165,7 @@ def _reached(name: str, imports: dict[str, set[str]]) -> set[str]:
 def test_no_import_cycle() -> None:
     """No module imports itself by way of others, also not inside functions or for types alone."""
     paths = {path: ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in SOURCE.rglob("*.py")}
-    names = {path: name.removesuffix(".__init__") for path, name in paths.items() if not _is_generated(path)}
+    names = {path: name.removesuffix(".__init__") for path, name in paths.items() if not is_generated(path)}
     known = set(names.values())
     found = cycles({name: imports_of(name, parsed(path), known) for path, name in names.items()})
 
@@ -252,6 +195,70 @@ def test_no_empty_package() -> None:
     assert empty == []
 
 
+# ---- wiring ------------------------------------------------------------------------------------------------------
+
+
+def _attribute_of_self(node: ast.AST) -> str | None:
+    is_of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return node.attr if is_of_self else None  # type: ignore[attr-defined]
+
+
+def construction(methods: dict[str, ast.FunctionDef], name: str = "__init__") -> Iterator[ast.stmt]:
+    """Yield the statements of a constructor in order; those of a method that one of them calls come before it."""
+    for statement in methods.pop(name).body:
+        for node in ast.walk(statement):
+            called = _attribute_of_self(node.func) if isinstance(node, ast.Call) else None
+            if called in methods:
+                yield from construction(methods, called)
+        yield statement
+
+
+def forward_lambdas(tree: ast.Module) -> list[str]:
+    """Return the lambdas in constructors that read an attribute which a later statement makes."""
+    found = []
+    for class_ in (node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)):
+        methods = {each.name: each for each in class_.body if isinstance(each, ast.FunctionDef)}
+        statements = list(construction(methods)) if "__init__" in methods else []
+        made: dict[str, int] = {}
+        for place, statement in enumerate(statements):
+            for node in ast.walk(statement):
+                name = _attribute_of_self(node)
+                if name is not None and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
+                    made.setdefault(name, place)
+        for place, statement in enumerate(statements):
+            for each in (node for node in ast.walk(statement) if isinstance(node, ast.Lambda)):
+                late = [
+                    name for node in ast.walk(each) if made.get(name := _attribute_of_self(node) or "", -1) >= place
+                ]
+                found += [f"{class_.name}, line {each.lineno}: self.{name} is made later" for name in late]
+    return found
+
+
+@of_each(sources())
+def test_no_lambda_reaches_forward(path: Path) -> None:
+    """Parts are made in the order in which they need each other; what comes back to their owner is its method."""
+    assert forward_lambdas(parsed(path)) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "def __init__(self):\n        self.a = A(lambda: self.b.c)\n        self.b = B()",
+        "def __init__(self):\n        self._make()\n        self.b = B()\n"
+        "    def _make(self):\n        self.a = A(on_end=lambda x: f(self.b, x))",
+        "def __init__(self):\n        self.b = B(lambda: self.b.c)",
+    ],
+)
+def test_a_planted_forward_lambda_is_found(planted: str) -> None:
+    assert len(forward_lambdas(ast.parse(f"class C:\n    {planted}"))) == 1
+
+
+def test_a_lambda_that_reaches_back_is_let_be() -> None:
+    text = "class C:\n    def __init__(self):\n        self.b = B()\n        self.a = A(lambda: self.b, self.later)"
+
+    assert forward_lambdas(ast.parse(text)) == []
+
+
 # ---- names -------------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +278,7 @@ def defined_twice(modules_by_name: dict[str, ast.Module]) -> dict[str, list[str]
 
 def own_modules() -> dict[str, ast.Module]:
     """Return the syntax tree of every hand-written module of the package, by its path."""
-    return {name_of(path): parsed(path) for path in sorted(SOURCE.rglob("*.py")) if not _is_generated(path)}
+    return {name_of(path): parsed(path) for path in sorted(SOURCE.rglob("*.py")) if not is_generated(path)}
 
 
 def test_a_public_class_name_is_defined_once() -> None:
@@ -515,7 +522,7 @@ def test_every_listed_log_component_logs() -> None:
     used = {
         event.partition(".")[0]
         for path in SOURCE.rglob("*.py")
-        if not _is_generated(path)
+        if not is_generated(path)
         for _line, event in log_events(path.read_text(encoding="utf-8"))
     }
 
@@ -541,163 +548,3 @@ def test_a_planted_bad_log_event_is_found(planted: str) -> None:
 
 def test_a_sound_log_event_is_let_be() -> None:
     assert bad_log_events("_log.info('store.became_available' if is_up else 'store.became_unavailable', a=1)") == []
-
-
-# ---- tests that hold on a busy machine ---------------------------------------------------------------------------
-
-
-@functools.cache
-def called(node: ast.Call) -> str:
-    """Return the dotted name of what is called, as it is written."""
-    return ast.unparse(node.func)
-
-
-def finite_deadlines(source: str) -> list[str]:
-    """Return the calls that give Hypothesis a deadline, or another profile than that of tests/conftest.py."""
-    found = []
-    for node in nodes_of(tree_of(source)):
-        if not isinstance(node, ast.Call):
-            continue
-        name = called(node).rpartition(".")[2]
-        is_bounded = any(
-            keyword.arg == "deadline" and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is None)
-            for keyword in node.keywords
-        )
-        if (is_bounded and name in {"settings", "register_profile"}) or name in {"load_profile", "get_profile"}:
-            found.append(f"line {node.lineno}: {ast.unparse(node)}")
-    return found
-
-
-def clock_readings(source: str) -> list[str]:
-    """Return where a test reads a clock to measure: a stopwatch of `time`, or a difference of the time of day."""
-    found = []
-    for node in nodes_of(tree_of(source)):
-        stopwatch = (
-            isinstance(node, ast.Attribute)
-            and node.attr.removesuffix("_ns") in STOPWATCHES
-            and ast.unparse(node.value) == "time"
-        )
-        imported = isinstance(node, ast.ImportFrom) and node.module in {"time", "timeit"}
-        difference = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and "time.time" in ast.unparse(node)
-        if stopwatch or imported or difference:
-            found.append(f"line {node.lineno}: {ast.unparse(node)}")  # type: ignore[attr-defined]
-    return found
-
-
-def _on_virtual_time(tree: ast.Module) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the functions that run on virtual time, on which a short wait takes no time."""
-    assigned = [each for each in tree.body if isinstance(each, ast.Assign)]
-    marks = [each.value for each in assigned if any("pytestmark" in ast.unparse(name) for name in each.targets)]
-    is_all = any("virtual_time" in ast.unparse(each) for each in marks)
-    return [
-        node
-        for node in functions(tree)
-        if is_all or any("virtual_time" in ast.unparse(each) for each in node.decorator_list)
-    ]
-
-
-def short_waits(source: str) -> list[str]:
-    """Return the waits on a real clock that are granted less than a minute and are not said to expire on purpose."""
-    tree, lines = tree_of(source), source.splitlines()
-    numbers = {
-        target.id: node.value.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    virtual = {id(inner) for node in _on_virtual_time(tree) for inner in ast.walk(node)}
-    # `while not event.wait(0.02)` looks again and again: a poll.
-    polls = {id(inner) for node in nodes_of(tree) if isinstance(node, ast.While) for inner in ast.walk(node.test)}
-    found = []
-    for node in nodes_of(tree):
-        if not isinstance(node, ast.Call) or id(node) in virtual | polls:
-            continue
-        granted = [each.value for each in node.keywords if each.arg == "timeout"]
-        name = called(node)
-        if name.endswith((".wait", ".join", "asyncio.timeout")):
-            granted += node.args[:1]
-        elif name == "asyncio.wait_for":
-            granted += node.args[1:2]
-        values = [
-            numbers.get(each.id) if isinstance(each, ast.Name) else getattr(each, "value", None) for each in granted
-        ]
-        is_short = any(isinstance(value, int | float) and value < PATIENCE_SECONDS_MIN for value in values)
-        if is_short and EXPIRES not in "".join(lines[node.lineno - 1 : node.end_lineno]):
-            found.append(f"line {node.lineno}: {ast.unparse(node)}")
-    return found
-
-
-#: Each check, the files that it spares, and code that it must find.
-RULES: list[tuple[Callable[[str], list[str]], set[Path], list[str]]] = [
-    (
-        finite_deadlines,
-        {TESTS / "conftest.py"},
-        [
-            "@settings(max_examples=5, deadline=200)\ndef test() -> None: ...",
-            "QUICK = hypothesis.settings(deadline=timedelta(seconds=1))",
-            "settings.register_profile('few', deadline=LIMIT)",
-            "USUAL = settings(settings.get_profile('default'), max_examples=5)",
-            "settings.load_profile('default')",
-        ],
-    ),
-    (
-        clock_readings,
-        CLOCK_READERS,
-        [
-            "began = time.monotonic()\nwork()\nassert time.monotonic() - began < 1.0",
-            "assert time.perf_counter_ns() < limit",
-            "from time import monotonic",
-            "assert time.time() - began < 1.0",
-        ],
-    ),
-    (
-        short_waits,
-        set(),
-        [
-            "process.wait(10)",
-            "stub.Check(request, timeout=1)",
-            "LIMIT = 2.0\nsubprocess.run(command, timeout=LIMIT)",
-            "async def test() -> None:\n    async with asyncio.timeout(5):\n        await work()",
-            "async def test() -> None:\n    await asyncio.wait_for(work(), 30)",
-        ],
-    ),
-]
-
-
-def test_the_loaded_profile_of_hypothesis_has_no_deadline() -> None:
-    """An example may take any time, also in a test that sets nothing itself."""
-    assert settings().deadline is None
-
-
-@of_each(sorted(TESTS.rglob("*.py")))
-def test_no_test_depends_on_how_fast_the_machine_is(path: Path) -> None:
-    """No deadline of examples, no stopwatch, no short wait on a real clock."""
-    source = path.read_text(encoding="utf-8")
-    found = [each for check, spared, _planted in RULES if path not in spared for each in check(source)]
-
-    assert found == []
-
-
-@pytest.mark.parametrize(("check", "planted"), [(check, each) for check, _spared, planted in RULES for each in planted])
-def test_a_planted_dependence_on_speed_is_found(check: Callable[[str], list[str]], planted: str) -> None:
-    assert len(check(planted)) >= 1
-
-
-@pytest.mark.parametrize(
-    "sound",
-    [
-        "@settings(max_examples=5, deadline=None)\ndef test() -> None: ...",
-        "call(timestamp_unix_nanos=time.time_ns())",
-        "process.wait(PATIENCE_SECONDS)\nprocess.wait()",
-        "call(timeout=0.05)  # expires",
-        "while not ends.wait(0.02): look()",
-        "@pytest.mark.virtual_time\nasync def test() -> None:\n    async with asyncio.timeout(5): ...",
-    ],
-)
-def test_what_depends_on_no_speed_is_let_be(sound: str) -> None:
-    assert [found for check, _spared, _planted in RULES for found in check(sound)] == []
-
-
-def test_patience_is_generous() -> None:
-    assert PATIENCE_SECONDS >= PATIENCE_SECONDS_MIN

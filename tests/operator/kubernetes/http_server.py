@@ -9,11 +9,19 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
+from bigfleet.operator.kubernetes.http import HttpKubernetesApi
+from bigfleet.operator.kubernetes.resources import NODES
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.operator.kubernetes.object_store import ObjectStore
+from tests.patience import PATIENCE_SECONDS
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+NODE = {"metadata": {"name": "n1", "uid": "u", "resourceVersion": "7"}, "spec": {"providerID": "x://1"}}
 ITEMS_PATH = "/apis/bigfleet.lucy.sh/v1alpha1/capacityrequests"
 
 
@@ -184,3 +192,19 @@ async def serving(context: ssl.SSLContext | None = None) -> AsyncIterator[ApiSer
         yield server
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def client(server: ApiServer, **options: Any) -> AsyncIterator[HttpKubernetesApi]:
+    """Open a client that is patient and in no hurry, unless said otherwise."""
+    endpoint = options.pop("endpoint", {})
+    made = ApiEndpoint(server=server.url, source="test", **endpoint)
+    limits = {"qps": 0.0, "request_seconds_max": PATIENCE_SECONDS, "watch_quiet_seconds_max": PATIENCE_SECONDS}
+    async with HttpKubernetesApi(made, clock=LoopClock(), **(limits | options)) as api:
+        yield api
+
+
+async def refusal(api: HttpKubernetesApi) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        await api.get(NODES, "n1")
+    return caught.value

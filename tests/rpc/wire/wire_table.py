@@ -1,10 +1,11 @@
 """The wire as a table, kept by hand: messages, oneofs, reserved numbers, enums and services of `bigfleet.v1alpha1`.
 
-The fields of the messages are in wire_fields.py. A change here is a change of the contract with peers that others
-wrote: a number is never given a second meaning.
+The fields of the messages are in wire_fields.py and wire_fields_read.py. A change here is a change of the contract
+with peers that others wrote: a number is never given a second meaning.
 """
 
-from tests.rpc.wire.wire_fields import CAPACITY, COORDINATOR, PROVIDER, SHARD, SHARDADMIN, SHARDREAD, Fields
+from tests.rpc.wire.wire_fields import CAPACITY, COORDINATOR, PROVIDER, SHARD, SHARDADMIN, Fields
+from tests.rpc.wire.wire_fields_read import SHARDREAD
 
 #: Prefix of every name on the wire.
 PACKAGE = "bigfleet.v1alpha1"

@@ -178,7 +178,7 @@ async def test_a_record_ends_when_nothing_is_left_and_its_hold_is_over() -> None
 
     assert world.shard.retirement.records == {}
     assert "c1" not in world.shard.intake.reported
-    assert "c1" not in world.shard._rollups.last_rollups
+    assert "c1" not in world.shard._rollups._last_rollups
     assert world.registry.get_sample_value("bigfleet_shard_rollup_quarantined", {"cluster": "c1"}) is None
     assert world.shard.session_views.clusters() == ["c2"]
 
@@ -265,7 +265,7 @@ async def test_clusters_that_came_and_went_leave_nothing_behind() -> None:
 
     assert not world.shard.intake.reported
     assert not world.shard.intake._clusters
-    assert not world.shard._rollups.last_rollups
+    assert not world.shard._rollups._last_rollups
     assert not world.shard.publisher._rollups
     assert world.shard.intake.reported_by_now() == frozenset()
 

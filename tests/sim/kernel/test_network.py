@@ -121,6 +121,35 @@ def test_a_peer_that_is_not_heard_of_is_given_up() -> None:
     assert KEEPALIVE_SECONDS <= run(main) <= KEEPALIVE_SECONDS + 10
 
 
+def test_streams_of_the_dead_are_closed_at_once_and_no_others() -> None:
+    async def main(network: Network, client: Process, server: Process) -> list[str]:
+        other = Process("other")
+        connections = [network.connect(client, server), network.connect(server, other), network.connect(client, other)]
+        server.kill()
+        network.close_streams_of(server)
+        # Nobody has looked at one of them.
+        return [connection.reason for connection in connections]
+
+    assert run(main) == ["a process died", "a process died", ""]
+
+
+def test_a_process_that_dies_has_no_outcome() -> None:
+    """What it was asked for is not done, and who asked goes on."""
+
+    async def main(network: Network, _client: Process, server: Process) -> tuple[int, bool, float]:
+        async def work() -> int:
+            await asyncio.sleep(3)
+            return 7
+
+        first = await server.outcome(work())
+        asyncio.get_running_loop().call_later(1, server.kill)
+        second = await server.outcome(work())
+        assert first is not None
+        return first.result(), second is None, network.clock.monotonic_seconds()
+
+    assert run(main) == (7, True, 4.0)
+
+
 def test_a_death_ends_the_stream_for_the_other_side() -> None:
     async def main(network: Network, client: Process, server: Process) -> str:
         connection = network.connect(client, server)

@@ -28,7 +28,7 @@ from bigfleet.sim.scenarios import cluster_agent
 from bigfleet.sim.scenarios.runner import ScenarioOutcome, run, run_scenario, scenario_of, scenarios
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure, Scenario
 from bigfleet.sim.scenarios.world import ClosedWorld
-from bigfleet.sim.sites import core_provider
+from bigfleet.sim.sites import remote_provider
 
 #: Cycles of the soak outside of `make soak`: fleets grow, shrink and are released in them.
 SOAK_CYCLES = 40
@@ -392,7 +392,7 @@ def test_a_shard_that_waits_for_its_coordinator_is_found() -> None:
 
 def test_calls_without_a_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With them, nothing stops what an older process asks for."""
-    monkeypatch.setattr(core_provider, "Token", lambda *_token: NO_TOKEN)
+    monkeypatch.setattr(remote_provider, "Token", lambda *_token: NO_TOKEN)
 
     outcome = run_scenario(scenario_of("zombie-shard"), name="zombie-shard")
 

@@ -99,15 +99,15 @@ class ShardEngines:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         """Look at nothing yet: finding the compiler takes a second."""
+        self._build: BackgroundBuild | None = None
+        self._engine: UncompiledEngine | None = None
+        self._is_ready = False
         ratio = Gauge(
             "bigfleet_shard_kernels_compiled_ratio",
             "Share of the engine's kernels that are compiled; 1 when the compiled engine decides",
             registry=registry,
         )
         ratio.set_function(lambda: self.compiled / KERNELS)
-        self._build: BackgroundBuild | None = None
-        self._engine: UncompiledEngine | None = None
-        self._is_ready = False
 
     def make(self, *, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
         """Return an engine that can be asked at once; starts the build where there are no kernels for this process."""

@@ -151,7 +151,7 @@ class Shard:
             accepted_term=lambda: 0 if file is None else file.accepted_term,
             on_open=self._session_opened,
             on_lifecycle=self._session_lifecycle,
-            on_node_status=lambda session, status: self.ingest.note_node_name(session.cluster, status),
+            on_node_status=self._node_reported,
         )
         self.publisher = CyclePublisher(
             settings=self.settings,
@@ -311,31 +311,11 @@ class Shard:
 
     def _make_rollups(self, on_rollup: OnRollUp, store: RetirementStore) -> None:
         """Make the way of roll-ups, and what ends the memory of a cluster."""
-        self._rollups = RollUpIntake(
-            intake=self.intake,
-            sessions=self.sessions,
-            publisher=self.publisher,
-            metrics=self.metrics,
-            clock=self._clock,
-            compute=self._compute,
-            wake=self.wake,
-            on_rollup=on_rollup,
-            largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
-            refusal_of=lambda cluster: self.retirement.refusal_of(cluster),
-        )
-        #: Takes a session's roll-ups one after the other, newest first in line, until the session ends.
-        self.serve_rollups = self._rollups.serve
-        self.session_views = SessionViews(
-            sessions=self.sessions,
-            intake=self.intake,
-            silence=self.publisher.silence,
-            last_rollups=self._rollups.last_rollups,
-            clock=self._clock,
-        )
+        last_rollups: dict[str, int] = {}
         self.known_clusters = KnownClusters(
             store=store,
             intake=self.intake,
-            last_rollups=self._rollups.last_rollups,
+            last_rollups=last_rollups,
             sessions=self.sessions,
             inventory=self.inventory,
             actions=self._actions,
@@ -346,6 +326,28 @@ class Shard:
             audit=self.audit,
         )
         self.retirement = self.known_clusters.retirement
+        self._rollups = RollUpIntake(
+            intake=self.intake,
+            sessions=self.sessions,
+            publisher=self.publisher,
+            metrics=self.metrics,
+            clock=self._clock,
+            compute=self._compute,
+            wake=self.wake,
+            on_rollup=on_rollup,
+            largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
+            refusal_of=self.retirement.refusal_of,
+            last_rollups=last_rollups,
+        )
+        #: Takes a session's roll-ups one after the other, newest first in line, until the session ends.
+        self.serve_rollups = self._rollups.serve
+        self.session_views = SessionViews(
+            sessions=self.sessions,
+            intake=self.intake,
+            silence=self.publisher.silence,
+            last_rollups=last_rollups,
+            clock=self._clock,
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -419,8 +421,7 @@ class Shard:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
             self.stuck.look(snapshot, self.actuator, self.cycle)
             self.known_clusters.look()
-        rows = self.waiting_growth.rows_in_force
-        limited = self.limits.followed(self.policies, lambda: rows(table.by_cluster()))
+        limited = self.limits.followed(self.policies, lambda: self.waiting_growth.rows_in_force(table.by_cluster()))
         bounded = ((cluster, self.waiting_growth.reported(cluster, found)) for cluster, found in limited)
         self.intake.replace_rows(bounded, computed_at_unix_nanos)
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
@@ -579,6 +580,9 @@ class Shard:
         self.demand_backoff.session_opened(session.cluster)
         self.publisher.session_opened(session)
         self._resync.start(session)
+
+    def _node_reported(self, session: Session, status: NodeStatus) -> bool:
+        return self.ingest.note_node_name(session.cluster, status)
 
     def _node_seen(self, machine: Machine, status: NodeStatus) -> None:
         self.publisher.joins.seen(machine, status)

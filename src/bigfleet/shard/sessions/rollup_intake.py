@@ -50,12 +50,13 @@ class RollUpIntake:
         wake: Callable[[], None],
         on_rollup: OnRollUp,
         largest_supply: Callable[[str], Vector],
-        refusal_of: Callable[[str], str] = lambda _cluster: "",
+        refusal_of: Callable[[str], str],
+        last_rollups: dict[str, int],
     ) -> None:
         """`wake` asks for a cycle on changed demand; `on_rollup` is called with each roll-up and what became of it.
 
         `largest_supply` is that of the machines bound to a cluster, per dimension; `refusal_of` returns why no roll-up
-        of a cluster is taken, "" when they are.
+        of a cluster is taken, "" when they are. `last_rollups` is written: the wall clock of each cluster's last one.
         """
         self._intake = intake
         self._sessions = sessions
@@ -69,14 +70,13 @@ class RollUpIntake:
         self._refusal_of = refusal_of
         self._allowances = RollUpAllowances(clock)
         self._turns = ReadingTurns(clock)
-        #: Wall clock of each cluster's last roll-up.
-        self.last_rollups: dict[str, int] = {}
+        self._last_rollups = last_rollups
 
     def judge(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         """Take one roll-up, from route to table, and count what became of it."""
         outcome = self._judge(session, offer)
         if outcome is not RollUpOutcome.MISROUTED:
-            self.last_rollups[session.cluster] = self._clock.unix_nanos()
+            self._last_rollups[session.cluster] = self._clock.unix_nanos()
         self._metrics.rollups.labels(outcome.value).inc()
         self._metrics.rollup_quarantined.labels(session.cluster).set(int(self._intake.is_quarantined(session.cluster)))
         self._on_rollup(session, offer, outcome)

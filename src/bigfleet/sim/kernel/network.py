@@ -106,13 +106,8 @@ class Network:
         await self.travel(source, target.name)
         if not target.is_alive:
             raise ConnectionLost(f"{target.name} is not there")
-        task = target.spawn(work(), name=f"call-{target.name}")
-        ended = asyncio.ensure_future(target.died.wait())
-        try:
-            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ended.cancel()
-        if not task.done():
+        task = await target.outcome(work(), name=f"call-{target.name}")
+        if task is None:
             raise ConnectionLost(f"{target.name} went away with the call")
         # An error of the work is carried back like an answer.
         error = task.exception()
@@ -127,6 +122,12 @@ class Network:
         self.connections = [each for each in self.connections if not each.is_broken]
         self.connections.append(connection)
         return connection
+
+    def close_streams_of(self, process: Process) -> None:
+        """Break the streams of a process that has died at once, as its operating system does; else peers look."""
+        for connection in self.connections:
+            if process in (connection.client, connection.server):
+                connection.break_off("a process died")
 
 
 class Pipe(Generic[F]):

@@ -60,6 +60,16 @@ class Process:
         """Start a task of this process; any caller may ask. A dead process never runs it."""
         return asyncio.get_running_loop().create_task(coroutine, name=name or None, context=self._context())
 
+    async def outcome(self, coroutine: Coroutine[Any, Any, T], name: str = "") -> "asyncio.Task[T] | None":
+        """Run a coroutine in this process; return its task once it is done, None when the process died before."""
+        task = self.spawn(coroutine, name)
+        ended = asyncio.ensure_future(self.died.wait())
+        try:
+            await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        return task if task.done() else None
+
     def adopt(self, task: "asyncio.Task[Any]") -> None:
         """Keep a task that was made in this process."""
         self._tasks.append(task)

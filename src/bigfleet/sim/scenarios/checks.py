@@ -114,7 +114,7 @@ def only_heard(world: ClosedWorld, step: Step) -> Iterator[str]:
     """S9: nothing is reclaimed from a cluster that has not reported since the shard started."""
     decision = step.report.decision
     for action in decision.actions if decision is not None else ():
-        if action.kind is ActionKind.RECLAIM and action.cluster not in step.process.heard:
+        if action.kind is ActionKind.RECLAIM and action.cluster not in step.process.traffic.heard:
             yield f"S9: {action.machine_id} is reclaimed from {action.cluster}, of which nothing was heard"
 
 

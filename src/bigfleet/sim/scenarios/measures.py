@@ -159,7 +159,7 @@ class Watch:
         for process in world.processes:
             if not process.shard.actuator.in_flight():
                 records = self._recorded[process.id]
-                self._violated(world, checks.recorded(process.id, process.provider.calls, records))
+                self._violated(world, checks.recorded(process.id, process.traffic.calls, records))
         self._note_transitions(world)
         is_quiet = not self._is_acting and self._lacking == self._lacking_before and world.is_whole
         self.quiet_cycles = self.quiet_cycles + 1 if is_quiet else 0

@@ -18,7 +18,7 @@ import structlog
 from bigfleet.model.validation import validating
 from bigfleet.operator.requests import UnmappableRequest
 from bigfleet.shard.cycle.controller import Shard
-from bigfleet.sim.kernel.virtual_time import run_virtual
+from bigfleet.sim.kernel.loop import InOrder, run_kernel
 from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.measures import Watch
 from bigfleet.sim.scenarios.scenario_file import Crash, Scenario, ScenarioFault, Takes, read_scenario
@@ -130,14 +130,13 @@ def run_scenario(
             on_cycle(number * cycles + done, len(arms) * cycles)
 
         course = partial(_run, scenario, arm, name=name, seed=seed, cycles=cycles, make_shard=make_shard)
-        world, watch = course(has_coordinator=scenario.coordinator, on_done=on_done)
+        watch, asked = course(has_coordinator=scenario.coordinator, on_done=on_done)
         watches.append(watch)
         if scenario.coordinator and not scenario.shards:
-            _world, alone = course(has_coordinator=False, on_done=lambda _done: None)
+            alone, _asked = course(has_coordinator=False, on_done=lambda _done: None)
             watch.violations += checks.unmoved(watch.journal, alone.journal)
         watch.violations[:] = [f"{arm.text}: {each}" if arm.text else each for each in watch.violations]
-        if cycles == scenario.cycles:
-            verdicts += _verdicts(world, watch, arm.text)
+        verdicts += asked
     carried = [each.kind for watch in watches for each in watch.carried]
     return ScenarioOutcome(
         name=name,
@@ -181,11 +180,11 @@ def _run(
     make_shard: MakeShard,
     has_coordinator: bool,
     on_done: Callable[[int], None],
-) -> tuple[ClosedWorld, Watch]:
-    """Run one arm on a loop of its own and return what is left of it."""
+) -> tuple[Watch, list[ScenarioVerdict]]:
+    """Run one arm on a loop of its own; return what was seen, and what was asked if it ran to its end."""
     watch = Watch()
 
-    async def course(disk: Path | None) -> ClosedWorld:
+    async def course(disk: Path | None) -> list[ScenarioVerdict]:
         world = ClosedWorld(
             scenario,
             arm.takes,
@@ -200,11 +199,12 @@ def _run(
                 await world.run_cycle(lambda step: watch.decided(world, step))
                 await watch.cycle_ended(world)
                 on_done(done + 1)
-        return world
+        return list(_verdicts(world, watch, arm.text)) if cycles == scenario.cycles else []
 
     try:
         with _quietly(), validating(), TemporaryDirectory() as folder:
-            return run_virtual(lambda: course(Path(folder) if has_coordinator else None)), watch
+            disk = Path(folder) if has_coordinator else None
+            return watch, run_kernel(lambda _loop: course(disk), InOrder())
     except UnmappableRequest as fault:
         raise ScenarioFault(f"{name}: {fault}") from fault
 

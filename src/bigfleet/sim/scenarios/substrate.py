@@ -40,8 +40,9 @@ class ScenarioSubstrate:
         cycle_seconds: float,
         clock: Clock,
         joined: Callable[[Machine, str], None],
-        left: Callable[[str, str], None],
+        left: Callable[[str, str, bool], None],
     ) -> None:
+        """`joined` takes a new node and its cluster; `left` a machine, its cluster, and whether the host is lost."""
         self.limits = Limits(resumable=frozenset(Kind))
         self.slots = {slot.id: slot for slot in slots}
         #: Host refs and clusters by machine id.
@@ -123,4 +124,4 @@ class ScenarioSubstrate:
     def _leave(self, machine_id: str) -> None:
         cluster = self.clusters.pop(machine_id, None)
         if cluster is not None:
-            self._left(machine_id, cluster)
+            self._left(machine_id, cluster, machine_id not in self.hosts)

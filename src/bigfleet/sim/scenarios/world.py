@@ -1,8 +1,9 @@
 """Runs one closed world: the real shard, provider kit and operator flow on virtual time, cycle by cycle.
 
-docs/spec/simulation.md. Everything outside of the shard's own process is here: who is alive, what happens when, and in
-which order clusters report. A cycle begins with its events, the shard decides half-way through it, and what takes no
-cycles has ended when it ends. It measures nothing and must never touch what the processes decide.
+docs/spec/simulation.md. Its processes, wires and coordinator are those of the world of faults. Everything outside of
+the shard's own process is here: who is alive, what happens when, and in which order clusters report. A cycle begins
+with its events, the shard decides half-way through it, and what takes no cycles has ended when it ends. It measures
+nothing and must never touch what the processes decide.
 """
 
 import asyncio
@@ -28,17 +29,20 @@ from bigfleet.shard.audit.log import AuditLog
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ownership.state_file import StateFile
-from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
+from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import seeded
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.pods.scheduler import Template
 from bigfleet.sim.scenarios.cluster_agent import ClusterOperator
 from bigfleet.sim.scenarios.coordinator import REPORT_SECONDS, Coordinator
-from bigfleet.sim.scenarios.in_process import KitProvider, LocalDialer
+from bigfleet.sim.scenarios.places import ScenarioProvider, ScenarioShard, even_network
 from bigfleet.sim.scenarios.scenario_file import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.scenarios.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.scenarios.substrate import ScenarioSubstrate
+from bigfleet.sim.sites.remote_provider import RemoteProvider
+from bigfleet.sim.sites.session_dialer import SimulatedDialer
 
 #: The one shard, where the scenario has no several.
 SHARD = "shard-0"
@@ -51,30 +55,40 @@ _SELDOM_SECONDS = 1e9
 
 #: A source of ids knows this many seeds; worlds that share one differ in every other stream.
 _IDS_SEEDS = 1_000_000
-#: Who has not stopped by then never will.
-_STOP_SECONDS_MAX = 600.0
 
 MakeShard = Callable[..., Shard]
+
+
+@dataclass(slots=True)
+class ProcessTraffic:
+    """What went from and to one process of a shard."""
+
+    #: Mutating calls that left it.
+    calls: int = 0
+    #: Clusters of which a roll-up has reached it.
+    heard: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
 class ShardProcess:
     """One process of the shard."""
 
-    #: Of this process alone.
-    id: str
+    process: Process
     #: Of its shard.
     name: str
     shard: Shard
-    provider: KitProvider
+    traffic: ProcessTraffic
     #: What runs beside its cycles.
     tasks: "list[asyncio.Task[None]]"
     #: Its open file, where a coordinator may change what it owns.
     file: StateFile | None = None
-    #: Clusters of which a roll-up has reached this process.
-    heard: set[str] = field(default_factory=set)
     #: Cycles for which it goes on though a newer process stands; None for the newest.
     lives_for_cycles: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Of this process alone."""
+        return self.process.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +130,13 @@ class ClosedWorld:
         self._crash = crash
         #: Cycle before which a new process starts, 0 for none.
         self._starts_at_cycle = 0
-        self.coordinator = None if disk is None else Coordinator(self.clock)
+        #: Processes that were killed: collected, their tasks would run on to their end.
+        self._dead: list[Process] = []
+        self._network = even_network(self.clock, seeded(f"{seed}/network"))
+        of_coordinator = seeded(f"{seed}/coordinator")
+        self.coordinator = (
+            None if disk is None else Coordinator(self.clock, even_network(self.clock, of_coordinator), of_coordinator)
+        )
         self._disk = disk
         #: Cycles before which the coordinator's process, and its store, come back; 0 while they are there.
         self._coordinator_back_at = 0
@@ -130,6 +150,8 @@ class ClosedWorld:
         self.templates: dict[tuple[str, int], Template] = {}
         for workload in scenario.workloads:
             self.templates |= templates_of(workload)
+        self._places = {name: ScenarioShard(name, partial(self._serving, name)) for name in self.homes}
+        self._operator_processes = {name: Process(f"operator-{name}") for name in scenario.clusters}
         self.operators = {name: self._operator(name) for name in scenario.clusters}
         self.substrate = self._substrate(takes)
         self.core: CapacityCore = make_core(
@@ -139,6 +161,7 @@ class ClosedWorld:
             # A machine that failed stays so, for its expectation to see.
             options=CoreOptions(is_inline=True, failed_hold_seconds=0),
         )
+        self._provider = ScenarioProvider(self.core)
         self.settings = ShardSettings(
             cycle_interval_seconds=scenario.cycle_seconds,
             reclaim_cap_fraction=scenario.reclaim_cap,
@@ -150,7 +173,7 @@ class ClosedWorld:
         interval_seconds = _SELDOM_SECONDS if self.scenario.rotating_reports else self.scenario.cycle_seconds
         return ClusterOperator(
             cluster=ClusterId(name),
-            dialer=LocalDialer(partial(self._serving, name), self._heard, self.clock),
+            dialer=SimulatedDialer(self._network, self._places[self._home_of(name)], self._operator_processes[name]),
             clock=self.clock,
             rng=seeded(f"{self._seed}/operator/{name}"),
             rollup_interval_seconds=interval_seconds,
@@ -165,9 +188,7 @@ class ClosedWorld:
             cycle_seconds=self.scenario.cycle_seconds,
             clock=self.clock,
             joined=lambda machine, cluster: self.operators[cluster].node_joined(machine),
-            left=lambda machine_id, cluster: self.operators[cluster].node_left(
-                machine_id, is_lost=machine_id not in self.substrate.hosts
-            ),
+            left=lambda machine_id, cluster, is_lost: self.operators[cluster].node_left(machine_id, is_lost=is_lost),
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -175,8 +196,8 @@ class ClosedWorld:
     @asynccontextmanager
     async def running(self) -> AsyncIterator["ClosedWorld"]:
         """Bring everything up as the scenario begins, and take it down again."""
-        await self.core.start()
-        await self.core.loaded()
+        for begins in (self.core.start, self.core.loaded):
+            await self._provider.process.spawn(begins())
         for workload in self.scenario.workloads:
             for cluster in clusters_of(self.scenario, workload.cluster):
                 self._resize(workload.name, cluster, workload.pods)
@@ -186,10 +207,11 @@ class ClosedWorld:
         await self.clock.sleep(1.0)
         self.substrate.is_slow = True
         if self.coordinator is not None:
+            self.coordinator.open_store()
             self.coordinator.start()
         for name in self.homes:
             await self._start_process(name)
-        sessions = [asyncio.create_task(operator.run()) for operator in self.operators.values()]
+        sessions = [self._operator_processes[name].spawn(each.run()) for name, each in self.operators.items()]
         await self.clock.sleep(_OPENING_SECONDS)
         await self._hand_out_zones()
         crashing = asyncio.create_task(self._crash_once())
@@ -200,16 +222,10 @@ class ClosedWorld:
             crashing.cancel()
             for process in list(self.processes):
                 self._kill(process)
-            if self.coordinator is not None:
-                self.coordinator.stop()
             for task in sessions:
-                task.cancel()
-            ended, stuck = await asyncio.wait(sessions, timeout=_STOP_SECONDS_MAX)
-            await self.core.stop()
-            if stuck:
-                raise RuntimeError(f"{len(stuck)} operators did not stop within {_STOP_SECONDS_MAX:g} s")
-            for task in ended:
                 _raise_fault_of(task)
+            if self.coordinator is not None:
+                self.coordinator.check()
 
     async def _hand_out_zones(self) -> None:
         """Let the coordinator give each of several shards its zones, and wait until all know of it."""
@@ -249,36 +265,48 @@ class ClosedWorld:
         if self._disk is not None:
             owns = Base.DOMAINS if self.scenario.shards else Base.ALL
             file = StateFile.open(self._disk / name, shard_id=name, clock=self.clock, new_file_owns=owns)
-        provider = KitProvider(self.core, self.clock, synchronous_create=self.scenario.synchronous_create)
+        process, traffic = Process(f"{name}/{self._started}"), ProcessTraffic()
+
+        def called(_method: str, _machine_id: str, _token: FenceToken, answer: str) -> None:
+            traffic.calls += not answer
+
         shard = self._make_shard(
             shard_id=ShardId(name),
             epoch=self._started if file is None else file.epoch,
             settings=self.settings,
-            provider=provider,
+            provider=RemoteProvider(
+                site=self._provider,
+                network=self._network,
+                clock=self.clock,
+                caller=process.name,
+                on_call=called,
+                synchronous_create=self.scenario.synchronous_create,
+            ),
             clock=self.clock,
             ids=self._ids,
             compute=compute_inline,
             registry=CollectorRegistry(),
-            audit_log=self._make_audit(self, f"{name}/{self._started}"),
+            audit_log=self._make_audit(self, process.name),
             ownership_file=None if file is None else file.ownership,
+            on_rollup=lambda session, _offer, _outcome: traffic.heard.add(session.cluster),
         )
-        await shard.make_ready()
-        tasks = [asyncio.create_task(shard.actuator.run())]
+        await process.spawn(shard.make_ready())
+        tasks = [process.spawn(shard.actuator.run())]
         if self.coordinator is not None and file is not None:
-            tasks.append(asyncio.create_task(self.coordinator.link(shard, file.ownership).run()))
-        self.processes.append(ShardProcess(f"{name}/{self._started}", name, shard, provider, tasks, file))
+            tasks.append(process.spawn(self.coordinator.link(shard, file.ownership).run()))
+        self.processes.append(ShardProcess(process, name, shard, traffic, tasks, file))
 
     def _kill(self, process: ShardProcess) -> None:
         """End a process at once: what it has in flight gets no answer, and no answer of it arrives."""
-        process.provider.is_cut = True
         for task in process.tasks:
             _raise_fault_of(task)
-            task.cancel()
-        process.shard.stop_sessions()
+        process.process.kill()
+        self._network.close_streams_of(process.process)
         if process.file is not None:
             process.file.close()
             process.file = None
         self.processes.remove(process)
+        self._dead.append(process.process)
 
     def newest(self, name: str) -> ShardProcess | None:
         """Return the process of a shard that serves sessions, None while there is none."""
@@ -303,14 +331,9 @@ class ClosedWorld:
             )
         ]
 
-    def _serving(self, cluster: str) -> Shard | None:
-        newest = self.newest(self._home_of(cluster))
-        return newest.shard if newest is not None else None
-
-    def _heard(self, shard: Shard, cluster: str) -> None:
-        for process in self.processes:
-            if process.shard is shard:
-                process.heard.add(cluster)
+    def _serving(self, name: str) -> tuple[Process, Shard] | None:
+        newest = self.newest(name)
+        return None if newest is None else (newest.process, newest.shard)
 
     # ---- what readers ask ----------------------------------------------------------------------------------------
 
@@ -340,9 +363,9 @@ class ClosedWorld:
             await self._report_in_turn()
         await self.clock.sleep(began_seconds + half_seconds - self.clock.monotonic_seconds())
         for process in list(self.processes):
-            report = await process.shard.step(is_timer=True)
-            if process in self.processes:
-                await decided(Step(process=process, report=report))
+            cycle = await process.process.outcome(process.shard.step(is_timer=True))
+            if cycle is not None and process in self.processes:
+                await decided(Step(process=process, report=cycle.result()))
         await self.clock.sleep(began_seconds + cycle_seconds - self.clock.monotonic_seconds())
 
     async def _renew_processes(self) -> None:
@@ -362,7 +385,7 @@ class ClosedWorld:
         if self._coordinator_back_at == self.cycle:
             self.coordinator.start()
         if self._store_back_at == self.cycle:
-            self.coordinator.store.is_cut = False
+            self.coordinator.cut_store(is_cut=False)
 
     async def _report_in_turn(self) -> None:
         names = list(self.operators)
@@ -398,7 +421,7 @@ class ClosedWorld:
             self.coordinator.stop()
             self._coordinator_back_at = self.cycle + event.coordinator_gone_for_cycles
         if self.coordinator is not None and event.store_cut_for_cycles is not None:
-            self.coordinator.store.is_cut = True
+            self.coordinator.cut_store(is_cut=True)
             self._store_back_at = self.cycle + event.store_cut_for_cycles
 
     def _resize(self, workload: str, cluster: str, pods: int) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry
 
@@ -32,7 +32,6 @@ from bigfleet.rpc.wire.gen import coordinator_pb2
 from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.observations import Observations
 from bigfleet.sim.sites.etcd import DurableEtcd, EtcdWire
 
 LEASE_SECONDS: Final = 10
@@ -50,15 +49,33 @@ class CoordinatorCallFailed(Exception):
         self.leader = leader
 
 
+class ReplicaObserver(Protocol):
+    """What is shown of replicas, such as `bigfleet.sim.observations.Observations`."""
+
+    def note(self, kind: str, subject: str, text: str = "") -> None:
+        """Note what a replica does at this moment."""
+
+    def mark(self, name: str) -> None:
+        """Note that an interesting state was reached."""
+
+    def led(self, term: int) -> None:
+        """Note that a replica has begun to lead."""
+
+    def breach(self, invariant: str, text: str) -> None:
+        """Note what must not happen."""
+
+
 class WatchedReplica(Replica):
     """One replica's process."""
 
-    observations: Observations
-    name: str
+    def __init__(self, *parts: Any, name: str, observations: ReplicaObserver, **more: Any) -> None:
+        """The others are those of any replica."""
+        super().__init__(*parts, **more)
+        self._name, self._observations = name, observations
 
     async def _lead(self, term: Term) -> None:
-        self.observations.note("leader", self.name, f"term {term.term}")
-        self.observations.led(term.term)
+        self._observations.note("leader", self._name, f"term {term.term}")
+        self._observations.led(term.term)
         await super()._lead(term)
 
 
@@ -66,7 +83,14 @@ class CoordinatorSite:
     """One replica's place, and its process of the moment."""
 
     def __init__(
-        self, name: str, *, store: DurableEtcd, network: Network, clock: Clock, rng: Random, observations: Observations
+        self,
+        name: str,
+        *,
+        store: DurableEtcd,
+        network: Network,
+        clock: Clock,
+        rng: Random,
+        observations: ReplicaObserver,
     ) -> None:
         self.name = name
         self.process = Process(name)
@@ -102,9 +126,14 @@ class CoordinatorSite:
         me = LeaderInfo(self.name, self.name)
         store = EtcdStore(wire, prefix="/bigfleet", me=me, lease_ttl_seconds=LEASE_SECONDS, clock=self._clock)
         metered = MeteredStore(store, metrics, self._clock)
-        replica = WatchedReplica(metered, clock=self._clock, settings=settings, metrics=metrics)
-        replica.observations, replica.name = observations, self.name
-        self.replica = replica
+        replica = self.replica = WatchedReplica(
+            metered,
+            clock=self._clock,
+            settings=settings,
+            metrics=metrics,
+            name=self.name,
+            observations=observations,
+        )
         self._servicer = CoordinatorServicer(replica, self._clock)
         try:
             await replica.run()

@@ -1,19 +1,18 @@
 """Runs the real provider kit over the simulated cloud, in a process that dies and restarts.
 
-Its store and the cloud's book outlive it. A shard reaches it through `RemoteProvider`, over the simulated network and
-in the bytes of the real wire; there an answer to List may also be stale, partial, without its cursor or with records
-that no provider should send. Nothing here may make the provider itself do what its own code would not.
+Its store and the cloud's book outlive it. A shard reaches it through `RemoteProvider`. On the way an answer to List may
+also become stale, partial, without its cursor or with records that no provider should send. Nothing here may make the
+provider itself do what its own code would not.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.ids import IdSource, MachineId
+from bigfleet.model.ids import IdSource
 from bigfleet.provider.backends.simulated.backend import SimulatedBackend, SimulatedReadiness
 from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
@@ -25,16 +24,13 @@ from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record as CoreRecord
 from bigfleet.provider.records.refusal import Code, Refused
-from bigfleet.rpc.servers.provider import encode_list_entry, join_list
-from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.servers.provider import encode_list_entry
+from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
-from bigfleet.rpc.wire.list_response import read_listing
-from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ProviderRefusal, RefusalKind, TransitionAck
-from bigfleet.sim.kernel.network import ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.core_provider import CoreCall, CoreProvider, refusal_of
+from bigfleet.sim.sites.remote_provider import list_bytes
 from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
@@ -134,9 +130,7 @@ class ProviderSite:
 
     async def listing(self, since: bytes) -> bytes:
         """Return the bytes of an answer to List, changed by the faulty responses that are on."""
-        joined = join_list(await self.serving().list((), 0, since))
-        # The bytes of a map differ between processes, and with them their digests: here they are put in order.
-        answer = provider_pb2.MachineList.FromString(joined).SerializeToString(deterministic=True)
+        answer = await list_bytes(self.serving(), since)
         if since:
             return self._without_cursor(answer) if "cursor-lost" in self.faulty_responses else answer
         self._answers = [*self._answers[-_STORED_MAX:], answer]
@@ -186,62 +180,3 @@ class ProviderSite:
                 machine.state = 0
             case _:
                 machine.price_per_hour *= 100
-
-
-class RemoteProvider(CoreProvider):
-    """Carries calls over the simulated network, in the bytes of the real wire."""
-
-    def __init__(
-        self, *, site: ProviderSite, network: Network, clock: Clock, caller: str, on_call: Callable[..., None]
-    ) -> None:
-        self._site = site
-        self._network = network
-        self._clock = clock
-        self._caller = caller
-        #: Called with (method, machine, token) before a mutating call leaves, and with its answer's name after.
-        self._on_call = on_call
-
-    async def get(self, machine_id: MachineId) -> ListedMachine:
-        """Return the record of one machine."""
-
-        async def work() -> bytes:
-            return _record_bytes(await self._site.serving().get(machine_id))
-
-        return _record(await self._carried(work))
-
-    async def list(self, since_revision: bytes) -> Listing:
-        """Return every record, or what changed since the cursor."""
-        return await read_listing(await self._carried(lambda: self._site.listing(since_revision)), self._clock)
-
-    async def _mutate(self, method: str, machine_id: MachineId, token: FenceToken, call: CoreCall) -> TransitionAck:
-        async def work() -> tuple[str, bytes]:
-            ack = await call(self._site.serving())
-            return ack.operation_id, _record_bytes(ack.record)
-
-        self._on_call(method, machine_id, token, "")
-        try:
-            operation_id, content = await self._carried(work)
-        except ProviderRefusal as refusal:
-            self._on_call(method, machine_id, token, refusal.kind.value)
-            raise
-        except asyncio.CancelledError:
-            self._on_call(method, machine_id, token, "cancelled")
-            raise
-        self._on_call(method, machine_id, token, "ok")
-        return TransitionAck(operation_id=operation_id, record=_record(content))
-
-    async def _carried(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        try:
-            return await self._network.call(self._caller, self._site.process, work)
-        except ConnectionLost as lost:
-            raise ProviderRefusal(RefusalKind.UNKNOWN_OUTCOME, f"UNAVAILABLE: {lost}") from lost
-        except Refused as refused:
-            raise refusal_of(refused) from refused
-
-
-def _record_bytes(record: CoreRecord) -> bytes:
-    return machine_to_wire(record.machine, record.metadata).SerializeToString()
-
-
-def _record(content: bytes) -> ListedMachine:
-    return ListedMachine(*machine_from_wire(provider_pb2.Machine.FromString(content)))

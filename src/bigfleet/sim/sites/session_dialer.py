@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from bigfleet.model.frames import OperatorFrame, ShardFrame
 from bigfleet.operator.ports import EndKind, SessionEnded, SessionStream
@@ -10,7 +10,6 @@ from bigfleet.rpc.wire.convert_session import operator_frame_to_wire, shard_fram
 from bigfleet.rpc.wire.gen import shard_pb2
 from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
 from bigfleet.sim.kernel.processes import Process
-from bigfleet.sim.sites.shard import ShardSite
 
 #: Called with a frame of either direction.
 FrameListener = Callable[[OperatorFrame | ShardFrame], None]
@@ -21,11 +20,22 @@ def _hear_nothing(_frame: OperatorFrame | ShardFrame) -> None:
     """Do nothing."""
 
 
+class SessionHost(Protocol):
+    """A shard's place, as its operators reach it."""
+
+    @property
+    def process(self) -> Process:
+        """The process of the moment; a dead one takes no stream."""
+
+    async def serve(self, connection: Connection[bytes, bytes]) -> None:
+        """Serve one session's stream until either side ends it; run in that process."""
+
+
 class SimulatedDialer:
     """Opens a cluster's streams to the shard of the moment; implements `bigfleet.operator.ports.SessionDialer`."""
 
     def __init__(
-        self, network: Network, shard: ShardSite, process: Process, *, on_frame: FrameListener = _hear_nothing
+        self, network: Network, shard: SessionHost, process: Process, *, on_frame: FrameListener = _hear_nothing
     ) -> None:
         """`on_frame` is called with each frame that leaves, and with each that arrives before the operator sees it."""
         self._network = network

@@ -4,7 +4,6 @@ Only its disk outlives it: its epoch and, with several shards, what it owns. Wor
 shard reports (cycle reports, outcomes of roll-ups, audit lines) and must never decide or change anything.
 """
 
-import asyncio
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,13 +17,12 @@ from bigfleet.model.compute import compute_inline
 from bigfleet.model.ids import IdSource, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.rpc.servers.session import SessionServicer
 from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session
-from bigfleet.sim.kernel.network import Connection, ConnectionLost, Network
+from bigfleet.sim.kernel.network import Connection, Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.observations import (
     Audited,
@@ -44,7 +42,9 @@ from bigfleet.sim.observations import (
 from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
-from bigfleet.sim.sites.provider import ProviderSite, RemoteProvider
+from bigfleet.sim.sites.provider import ProviderSite
+from bigfleet.sim.sites.remote_provider import RemoteProvider
+from bigfleet.sim.sites.session_server import serve_session
 from bigfleet.sim.sites.stores import DurableAudit
 
 
@@ -246,56 +246,10 @@ class ShardSite:
         memory.calls[call.sequence] = call
         memory.open_calls.add(call.sequence)
 
-    async def serve(self, connection: "Connection[bytes, bytes]") -> None:
+    async def serve(self, connection: Connection[bytes, bytes]) -> None:
         """Serve one session's stream until either side ends it; run in the shard's process."""
         shard = self.shard
         if shard is None:
             connection.break_off("the shard is starting")
             return
-        context = _Context(connection)
-        servicer: Any = SessionServicer(shard)
-        handler = asyncio.create_task(servicer.Session(None, context))
-        broken = asyncio.create_task(connection.broken())
-        await asyncio.wait((handler, broken), return_when=asyncio.FIRST_COMPLETED)
-        handler.cancel()
-        broken.cancel()
-        await asyncio.gather(handler, broken, return_exceptions=True)
-        connection.break_off("the shard ended the stream", context.status)
-
-
-class _Aborted(Exception):
-    """The servicer ended the call with a status."""
-
-
-class _Context:
-    """The part of gRPC's servicer context that a session uses, in plain text."""
-
-    def __init__(self, connection: "Connection[bytes, bytes]") -> None:
-        self._connection = connection
-        self.status = ("UNAVAILABLE", "the connection broke")
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        """Return what a connection without TLS shows."""
-        return {"transport_security_type": [b"insecure"]}
-
-    async def send_initial_metadata(self, _metadata: object) -> None:
-        """Do nothing: there are no headers."""
-
-    async def read(self) -> bytes | None:
-        """Return the next frame, None when the connection is lost."""
-        try:
-            return await self._connection.to_server.receive()
-        except ConnectionLost:
-            return None
-
-    async def write(self, message: Any) -> None:
-        """Send a frame; on a broken connection wait for the end, as gRPC cancels its handler."""
-        try:
-            await self._connection.to_client.send(message.SerializeToString())
-        except ConnectionLost:
-            await asyncio.Event().wait()
-
-    async def abort(self, code: Any, details: str = "") -> None:
-        """End the call with a status."""
-        self.status = (code.name, details)
-        raise _Aborted(details)
+        await serve_session(shard, connection)

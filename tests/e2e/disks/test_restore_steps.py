@@ -27,7 +27,7 @@ from tests.processes import bigfleet, free_port, run_bigfleet, serving
 
 pytestmark = pytest.mark.slow
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 SERVICE = "/bigfleet.v1alpha1.CapacityProvider"
 
 

@@ -24,7 +24,7 @@ from bigfleet.rpc.wire.gen import coordinator_pb2_grpc, provider_pb2
 from bigfleet.shard.audit.verification import check
 from bigfleet.shard.ownership.state_file import StateFile
 from tests.coordinator.replica_world import report
-from tests.e2e.test_provider_disk_full import CountingOperator
+from tests.e2e.disks.test_provider_disk_full import CountingOperator
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, run_bigfleet, wait_until_serving
 from tests.recording.recorded import cycles_of

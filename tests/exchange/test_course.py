@@ -69,7 +69,8 @@ def test_it_says_what_the_proposal_said() -> None:
     found = begun(said, exchange_id="x-1", cluster="c", machines=40, settings=SETTINGS, now_seconds=0.0)
 
     assert (found.goes, found.comes) == (("old-000", "old-001"), ((KEY, 1),))
-    assert (found.budget, found.promised_usd_per_hour) == (2, pytest.approx(5.0))
+    assert found.budget == 2
+    assert found.promised_usd_per_hour == pytest.approx(5.0)
     assert found.draining_seconds_max == 600 + 2 * 600
     assert replace(found, budget=1, draining_seconds_max=600 + 4 * 600) == begun(
         said, exchange_id="x-1", cluster="c", machines=2, settings=SETTINGS, now_seconds=0.0
@@ -85,7 +86,7 @@ def test_nothing_leaves_before_everything_that_comes_serves() -> None:
     )
 
     assert (found.leaving, found.wave) == (frozenset(), frozenset())
-    assert found.kept == {"old-000", "old-001", "new-000"}
+    assert found.retained == {"old-000", "old-001", "new-000"}
     assert not found.has_all
     with pytest.raises(AssertionError, match="before everything that comes serves"):
         drains(found, 1060.0)
@@ -95,18 +96,19 @@ def test_machines_leave_one_wave_after_the_other() -> None:
     """All leave at once for the decision; no more than the budget may drain."""
     found, seen = draining()
     assert found.leaving == {"old-000", "old-001"}
-    assert (found.wave, found.kept) == ({"old-000"}, {"old-001", "new-000"})
+    assert found.wave == {"old-000"}
+    assert found.retained == {"old-001", "new-000"}
 
     found = followed(found, {**seen, "old-000": Seen(S.DRAINING, 3.0)}, now_seconds=1700.0)
     assert found.wave == {"old-000"}
     found = followed(found, {**seen, "old-000": Seen(S.IDLE, 3.0)}, now_seconds=1800.0)
-    assert (found.leaving, found.wave) == ({"old-001"}, {"old-001"})
+    assert found.leaving == found.wave == {"old-001"}
     assert found.realised_usd_per_hour == pytest.approx(3.0 - 1.0)
 
     found = followed(found, {**seen, "old-000": Seen(S.IDLE), "old-001": Seen(S.SPECULATIVE)}, now_seconds=1900.0)
     assert (found.phase, found.end) == (ExchangePhase.ENDED, ExchangeEnd.DONE)
     assert found.realised_usd_per_hour == pytest.approx(5.0)
-    assert (found.leaving, found.kept) == (frozenset(), frozenset())
+    assert (found.leaving, found.retained) == (frozenset(), frozenset())
 
 
 def test_a_machine_that_was_created_and_is_bound_to_nobody_is_acquired_again() -> None:
@@ -207,7 +209,7 @@ def check(found: ExchangeCourse, before: ExchangeCourse) -> None:
     assert len(found.wave) <= found.budget
     assert found.wave <= found.leaving <= set(OLD)
     assert not found.leaving & found.came.keys()
-    assert not found.kept & found.wave
+    assert not found.retained & found.wave
     assert (found.end is None) == (found.phase is not ExchangePhase.ENDED)
     wanted: Mapping[ClassKey, int] = dict(found.comes)
     for machine_class in (KEY, OTHER):

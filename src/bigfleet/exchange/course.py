@@ -35,9 +35,9 @@ class ExchangeEnd(Enum):
 
     DONE = "done"
     #: A machine that came failed to boot, to bootstrap or to join, or was taken.
-    MACHINE_FAILED = "machine-failed"
+    MACHINE_FAILED = "arrival-failed"
     #: A machine that goes left without the exchange: it failed, was preempted or handed over.
-    MACHINE_LEFT = "machine-left"
+    MACHINE_LEFT = "left-early"
     #: At present prices it saves less than half of what was promised.
     PRICE_MOVED = "price-moved"
     SHORTFALL = "shortfall"
@@ -139,7 +139,7 @@ class ExchangeCourse:
         return frozenset(self.remaining[: self.budget]) if self.phase is ExchangePhase.DRAINING else frozenset()
 
     @property
-    def kept(self) -> frozenset[str]:
+    def retained(self) -> frozenset[str]:
         """The machines that may not be reclaimed now: what came, and what goes later."""
         if self.phase is ExchangePhase.ENDED:
             return frozenset()

@@ -44,6 +44,8 @@ from bigfleet.shard.cycle.phase_timer import PhaseTimer
 from bigfleet.shard.cycle.reclaim_delay import FitHolds
 from bigfleet.shard.cycle.shortfall_ages import ShortfallAges
 from bigfleet.shard.cycle.waiting_growth import WaitingGrowth
+from bigfleet.shard.exchange.exchange_records import ExchangeStore, MemoryExchanges
+from bigfleet.shard.exchange.execution import ExchangeExecution
 from bigfleet.shard.inventory.fleet_queries import largest_supply
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
@@ -87,6 +89,7 @@ class Shard:
         audit_log: AuditLog | None = None,
         ownership_file: OwnershipFile | None = None,
         retirements: RetirementStore | None = None,
+        exchange_store: ExchangeStore | None = None,
         recorder: CycleTaker | None = None,
         plan_workers: PlanWorkers | None = None,
         on_inventory: Callable[[], None] = lambda: None,
@@ -94,7 +97,7 @@ class Shard:
     ) -> None:
         """Without `ownership_file` all is ours that no other shard has bound, and that cannot change.
 
-        Without `retirements` those end with the process, without `plan_workers` compositions are planned in the cycle.
+        Without `retirements` or `exchange_store` those end with the process, without `plan_workers` cycles plan.
         `on_inventory` is called once, when the first List has been applied, `on_rollup` with each roll-up.
         """
         self.shard_id = shard_id
@@ -129,6 +132,7 @@ class Shard:
         )
         self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
+        self.exchanges = ExchangeExecution(self, clock=clock, store=exchange_store or MemoryExchanges())
         self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
         self._make_actuators(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
@@ -140,8 +144,6 @@ class Shard:
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
         self._make_rollups(on_rollup, retirements or MemoryRetirements())
-        self.metrics.epoch.set(self.epoch)
-        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
     def _make_sessions(self, file: OwnershipFile | None) -> None:
         """Make the sessions, and the parts that follow what operators report and are sent."""
@@ -266,7 +268,7 @@ class Shard:
             provider_backoff=self.executors.provider_backoff,
             metrics=self.metrics,
             compute=self._compute,
-            awaited=lambda: self.waiting_growth.awaited,
+            awaited=lambda: self.waiting_growth.awaited | self.exchanges.retained,
             refused=lambda: self.limits.refused,
             left_out=self.plans.left_out,
         )
@@ -346,6 +348,8 @@ class Shard:
             audit=self.audit,
         )
         self.retirement = self.known_clusters.retirement
+        self.metrics.epoch.set(self.epoch)
+        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
     @property
     def is_ready(self) -> bool:
@@ -426,13 +430,12 @@ class Shard:
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.publisher.judged()
-        options = self._options(snapshot, unjoined)
-        options = await self.plans.options_with(snapshot, demand, by_cluster, options)
+        options = await self.exchanges.options_with(snapshot, demand, by_cluster, self._options(snapshot, unjoined))
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         asked, decision = await self._decide(asked, timer)
         self._has_decided = True
         timer.end_decision()
-        self.plans.decided(decision)
+        self.exchanges.decided(decision)
         self.demand_backoff.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)

@@ -112,7 +112,7 @@ class ExchangeExecution:
         self._store = store
         self._count = 0
         self._running: dict[str, _Running] = {}
-        #: By cluster: until when, and machines that are not reclaimed until then.
+        #: By cluster: until when nothing of it is reclaimed, and machines that must serve or be gone by then.
         self._settling: dict[str, tuple[float, frozenset[str]]] = {}
         #: Ends that are not durable yet, by exchange.
         self._unwritten: dict[str, ExchangeRecord] = {}
@@ -120,6 +120,7 @@ class ExchangeExecution:
         for record in list(store.records.values()):
             if not record.ended_unix_nanos:
                 self._put_ended(replace(record, end=ExchangeEnd.RESTARTED.value))
+                self._settling[record.cluster] = (clock.monotonic_seconds() + SETTLING_SECONDS, frozenset())
         self.export()
 
     @property
@@ -155,7 +156,7 @@ class ExchangeExecution:
         if not self._running and not self._settling:
             return frozenset()
         found = [running.course.retained for running in self._running.values()]
-        found += [machines for _, machines in self._settling.values()]
+        found += [frozenset(self._host.inventory.bound_to(cluster)) for cluster in self._settling]
         return frozenset(MachineId(machine_id) for machines in found for machine_id in machines)
 
     # ---- beginning and abandoning --------------------------------------------------------------------------------
@@ -241,8 +242,12 @@ class ExchangeExecution:
 
     def _follow_all(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> None:
         now_seconds = self._clock.monotonic_seconds()
-        for cluster in [name for name, (until, _) in self._settling.items() if until <= now_seconds]:
-            del self._settling[cluster]
+        for cluster, (until_seconds, came) in list(self._settling.items()):
+            if self._is_coming(cluster, came):
+                # Between Create and Configure it is Idle for a moment.
+                self._settling[cluster] = (now_seconds + SETTLING_SECONDS, came)
+            elif until_seconds < now_seconds:
+                del self._settling[cluster]
         if not self._running:
             return
         for cluster, running in list(self._running.items()):
@@ -300,6 +305,16 @@ class ExchangeExecution:
         running.course = course
         if course.phase is ExchangePhase.ENDED:
             self._end(cluster, running)
+
+    def _is_coming(self, cluster: str, came: frozenset[str]) -> bool:
+        """Return whether a machine counts as supply of the cluster that does not serve yet.
+
+        The decision counts on it, and would let others go before it is there.
+        """
+        waits = (Sighting.CREATING, Sighting.BINDING)
+        return any(
+            self._seen(each, cluster).sighting in waits for each in {*came, *self._host.inventory.bound_to(cluster)}
+        )
 
     def _block_reason(self, cluster: str, running: _Running, rows: Sequence[Need]) -> ExchangeEnd | None:
         host = self._host
@@ -374,8 +389,8 @@ class ExchangeExecution:
         else:
             # Its composition wants machines that may have left, and not those that came.
             plans.replan(cluster)
-            kept = frozenset((*course.remaining, *course.came))
-            self._settling[cluster] = (self._clock.monotonic_seconds() + SETTLING_SECONDS, kept)
+            came = frozenset[str]((*course.came, *running.acquired))
+            self._settling[cluster] = (self._clock.monotonic_seconds() + SETTLING_SECONDS, came)
         record = replace(
             running.record,
             came_ids=tuple(sorted(course.came)),

@@ -41,6 +41,7 @@ from bigfleet.shard.cycle.composition_plans import PlanWorkers
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.cycle.engine_runner import EngineMaker, fleet_engine
+from bigfleet.shard.exchange.exchange_records import ExchangeStore
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.shard.ownership.retired_clusters import RetirementStore
 from bigfleet.shard.ports import (
@@ -375,6 +376,7 @@ class World:
         shard_id: str = "shard-0",
         ownership_file: OwnershipFile | None = None,
         retirements: RetirementStore | None = None,
+        exchange_store: ExchangeStore | None = None,
         reclaim_after_seconds: float = 0.0,
         plan_workers: PlanWorkers | None = None,
     ) -> None:
@@ -394,6 +396,7 @@ class World:
             audit_log=audit_log,
             ownership_file=ownership_file,
             retirements=retirements,
+            exchange_store=exchange_store,
             plan_workers=plan_workers,
         )
 

@@ -155,6 +155,8 @@ class Options:
     awaiting_plan: frozenset[str] = frozenset()
     #: How full the nodes of clusters with excess machines are, by machine; larger is fuller, absent is 0.
     fullness: Mapping[str, int] = field(default_factory=dict)
+    #: Machines that an exchange replaces: they host what has no other place (§3.4).
+    leaving: frozenset[str] = frozenset()
     #: An Idle machine that would be released otherwise wins while it costs at most this factor times the best offer.
     idle_head_start: float = 1.25
 

@@ -282,6 +282,7 @@ def _part(
                 zone=machine.zone,
                 capacity_type=machine.capacity_type.label,
                 price_usd_per_hour=price,
+                key=kind.key,
                 is_idle=kind.is_idle,
             )
         )

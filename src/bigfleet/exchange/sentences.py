@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.values import (
     SECONDS_PER_HOUR,
     BlockReason,
@@ -24,6 +25,7 @@ _BLOCKS: Final = {
     BlockReason.MACHINES_CHANGING: "machines of it are coming or going",
     BlockReason.DEMAND_WITHOUT_PODS: "a row of its demand does not say of which pods it consists",
     BlockReason.TOO_LARGE: "it is too large to be planned",
+    BlockReason.EXCHANGE_UNDER_WAY: "an exchange is under way",
     BlockReason.SEARCH_FAILED: "the search failed; the shard's log says why",
 }
 _EXCLUSIONS: Final = {
@@ -35,6 +37,33 @@ _EXCLUSIONS: Final = {
     ExclusionReason.SPREAD: "a strict spread that cannot move whole",
     ExclusionReason.UNAVAILABLE: "not joined, or an action is under way",
 }
+
+
+_ENDS: Final = {
+    ExchangeEnd.DONE: "all machines that should go have left",
+    ExchangeEnd.MACHINE_FAILED: "a machine that came failed to boot, to bootstrap or to join, or was taken",
+    ExchangeEnd.MACHINE_LEFT: "a machine that should go failed, was preempted or handed over",
+    ExchangeEnd.PRICE_MOVED: "prices moved: it would save less than half of what was promised",
+    ExchangeEnd.SHORTFALL: "pods had no place",
+    ExchangeEnd.WAITING_PODS: "pods waited for the scheduler",
+    ExchangeEnd.NEEDS_MACHINES: "the cluster acquired machines for its pods",
+    ExchangeEnd.DEMAND_CHANGED: "the demand changed by more than 5%, or has other kinds of pods",
+    ExchangeEnd.QUARANTINED: "the roll-up of the cluster is held back",
+    ExchangeEnd.OPERATOR_AWAY: "the operator has no session",
+    ExchangeEnd.WOULD_NOT_FIT: "the operator refused a drain: the pods would not fit on other nodes",
+    ExchangeEnd.DOES_NOT_PACK: "the planner found no place for all pods without the machines that should go",
+    ExchangeEnd.ACQUIRED_TOO_LATE: "the machines that should come did not serve within half an hour",
+    ExchangeEnd.DRAINED_TOO_LATE: "the machines that should go did not drain in time",
+    ExchangeEnd.SWITCHED_OFF: "the mode of the cluster is no longer on",
+    ExchangeEnd.RESTARTED: "the shard was restarted",
+}
+
+
+def end_sentence(end: ExchangeEnd) -> str:
+    """Return how an exchange ended."""
+    if end is ExchangeEnd.DONE:
+        return f"Done: {_ENDS[end]}."
+    return f"Abandoned: {_ENDS[end]}. What has not left counts again."
 
 
 def cluster_sentences(found: ClusterExchanges) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from bigfleet.engine.targets import ClassKey
 from bigfleet.planner.problem import Problem
 
 SECONDS_PER_HOUR: Final = 3600.0
@@ -23,6 +24,8 @@ class ExchangeMode(Enum):
     OFF = "off"
     #: Exchanges are shown, audited and counted; none is carried out.
     PROPOSE = "propose"
+    #: Those that are ready are carried out, too.
+    ON = "on"
 
 
 class ExchangeKind(Enum):
@@ -61,6 +64,8 @@ class BlockReason(Enum):
     DEMAND_WITHOUT_PODS = "demand-without-pods"
     TOO_LARGE = "too-large"
     SEARCH_FAILED = "search-failed"
+    #: One is under way, or was abandoned a moment ago.
+    EXCHANGE_UNDER_WAY = "exchange-under-way"
 
 
 class ExclusionReason(Enum):
@@ -111,6 +116,7 @@ class MachineKind:
     #: Such as `Spot`.
     capacity_type: str
     price_usd_per_hour: float
+    key: ClassKey
     #: Idle: it is there; else it would be created.
     is_idle: bool = False
 

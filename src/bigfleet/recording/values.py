@@ -170,6 +170,8 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     awaiting_plan: tuple[str, ...] | None = None
     #: (machine, fullness); recordings of versions without it begin with none.
     fullness: tuple[tuple[str, int], ...] | None = None
+    #: Recordings of versions without it begin with none.
+    leaving: tuple[str, ...] | None = None
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -387,19 +389,20 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         targets=_targets_delta(options.targets, {} if before is None else before.targets),
         awaiting_plan=_sorted(options.awaiting_plan) if changed("awaiting_plan") else None,
         fullness=tuple(sorted(options.fullness.items())) if changed("fullness") else None,
+        leaving=_sorted(options.leaving) if changed("leaving") else None,
     )
 
 
 #: Options that a recording need not have: older versions had none of them, and a shard never sets the last one.
 _ADDED_OPTIONS: Final = frozenset(
-    {"sold_out", "probes", "set_aside", "targets", "awaiting_plan", "fullness", "idle_head_start"}
+    {"sold_out", "probes", "set_aside", "targets", "awaiting_plan", "fullness", "leaving", "idle_head_start"}
 )
 
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     """Return the options that differ so from those before. Raises ValueError when something was never said."""
     said: dict[str, Any] = {"now_seconds": delta.now_seconds}
-    for name in ("reported", "unjoined", "reserved", "probes", "set_aside", "awaiting_plan"):
+    for name in ("reported", "unjoined", "reserved", "probes", "set_aside", "awaiting_plan", "leaving"):
         names = getattr(delta, name)
         if names is not None:
             said[name] = frozenset(names)

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.engine.shortfalls import AGE_CLASSES
+from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.values import BlockReason, WaitReason
 from bigfleet.model.frames import DrainOutcome, UnmetReason
 from bigfleet.model.instructions import KIND_LABELS, InstructionOutcome
@@ -28,7 +29,7 @@ from bigfleet.shard.sessions.demand import RollUpOutcome
 
 _PREFIX = "bigfleet_shard"
 #: Of proposals that are ready, and of those that are not.
-EXCHANGE_SAVINGS = ("promised", "waiting")
+EXCHANGE_SAVINGS = ("promised", "waiting", "ended", "realised")
 EXCHANGE_WAITS = ("nothing", *(reason.value for reason in WaitReason))
 EXCHANGE_OUTCOMES = ("searched", "unchanged", "failed")
 #: Why a row can be short, all that a gauge may say.
@@ -185,20 +186,22 @@ class ShardMetrics:
     def _count_exchanges(self, registry: CollectorRegistry) -> None:
         """Make the metrics of exchanges of machines for cheaper ones."""
         counter, gauge, _histogram = _makers(registry)
-        self.exchange_saving = gauge(
-            "exchange_saving_usd_per_hour", "What proposed exchanges would save, dollars an hour", ["saving"]
-        )
+        self.exchange_saving = gauge("exchange_saving_usd_per_hour", "What exchanges save, dollars an hour", ["saving"])
         self.exchange_proposals = gauge("exchange_proposals", "Proposed exchanges", ["waits_for"])
         self.exchange_blocked = gauge(
             "exchange_blocked_clusters", "Clusters of which nothing is exchanged for now", ["reason"]
         )
         self.exchange_searches = counter("exchange_searches_total", "Clusters looked at for exchanges", ["outcome"])
+        self.exchanges_under_way = gauge("exchanges_under_way", "Exchanges that are carried out")
+        self.exchanges_ended = counter("exchanges_ended_total", "Exchanges that ended", ["end"])
         for saving in EXCHANGE_SAVINGS:
             self.exchange_saving.labels(saving)
         for waits_for in EXCHANGE_WAITS:
             self.exchange_proposals.labels(waits_for)
         for reason in BlockReason:
             self.exchange_blocked.labels(reason.value)
+        for end in ExchangeEnd:
+            self.exchanges_ended.labels(end.value)
         for outcome in EXCHANGE_OUTCOMES:
             self.exchange_searches.labels(outcome)
 

@@ -97,8 +97,9 @@ def test_off_is_the_default(files: Files) -> None:
 
 
 def test_an_unknown_mode_is_refused(files: Files) -> None:
-    """There is no mode that carries exchanges out."""
-    assert files.refusal("--exchange", "on").endswith("--exchange: 'on' is unknown; choose one of off, propose")
+    """A plan carries nothing out, and says what does."""
+    assert files.refusal("--exchange", "on").endswith("use propose, or bigfleet shard --exchange on")
+    assert "--exchange: 'auto' is unknown" in files.refusal("--exchange", "auto")
 
 
 def test_demand_without_pods_has_no_exchanges(files: Files) -> None:

@@ -150,6 +150,7 @@ def fleet(seed: int, *, machines_max: int = 24, rows_max: int = 8) -> Drawn:
         reserved=frozenset(i for i in ids if rng.random() < 0.03),
         overheads=overheads,
         fullness={i: rng.randint(1, 5) for i in ids if rng.random() < 0.4},
+        leaving=frozenset(i for i in ids if rng.random() < 0.1),
     )
     unique = {row.key: row for row in demand}
     return Drawn(

@@ -97,7 +97,8 @@ class Life:
                 self.put(replace(one, price_usd_per_hour=round(rng.random(), 3)))
             case 5:
                 unjoined = frozenset(rng.sample(sorted(machines), min(1, len(machines))))
-                self.options = replace(self.options, unjoined=unjoined)
+                leaving = frozenset(rng.sample(sorted(machines), min(rng.randrange(3), len(machines))))
+                self.options = replace(self.options, unjoined=unjoined, leaving=leaving)
             case 6:
                 pools = {CapacityPool.of(m) for m in machines.values()}
                 self.options = replace(self.options, sold_out=frozenset(sorted(pools)[:1]))

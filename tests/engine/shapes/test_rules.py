@@ -164,6 +164,64 @@ def test_how_full_nodes_are_chooses_only_among_machines_that_are_alike() -> None
     assert acted(decision) == [("Reclaim", "dear")]
 
 
+# ---- machines that leave -----------------------------------------------------------------------------------------
+
+
+def test_of_machines_that_are_alike_the_one_that_leaves_is_excess() -> None:
+    """Its id, its node and its penalties play no part."""
+    machines = [m4("m0", S.CONFIGURED, assigned_reclamation_penalty_dollars=8.0), m4("m1", S.CONFIGURED)]
+
+    decision = decided(machines, [row(100, _whole(1))], leaving=frozenset({"m0"}), fullness={"m0": 4})
+
+    assert acted(decision) == [("Reclaim", "m0")]
+
+
+def test_a_cheap_machine_that_leaves_hosts_after_a_dear_one() -> None:
+    """Which machines an exchange replaces is decided where it is proposed."""
+    cheap, dear = m4("cheap", S.CONFIGURED), m4("dear", S.CONFIGURED, price_usd_per_hour=0.3)
+
+    decision = decided([cheap, dear], [row(100, _whole(1))], leaving=frozenset({"cheap"}))
+
+    assert acted(decision) == [("Reclaim", "cheap")]
+
+
+def test_a_target_retains_the_machines_of_a_class_that_do_not_leave() -> None:
+    """A machine that leaves is retained only where the target counts it."""
+    machines = [m4(f"m{n}", S.CONFIGURED) for n in range(3)]
+    key = class_key(machines[0])
+    demand, leaving = [row(100, _whole(1))], frozenset({"m0", "m1"})
+
+    assert acted(decided(machines, demand, leaving=leaving, targets={"c": Target({key: 2})})) == [("Reclaim", "m1")]
+    assert acted(decided(machines, demand, leaving=leaving, targets={"c": Target({key: 3})})) == []
+
+
+def test_a_machine_that_leaves_serves_before_another_one_is_acquired_or_preempted() -> None:
+    """No pod lacks a place because of an exchange."""
+    held, idle = m4("held", S.CONFIGURED), m4("idle", S.IDLE)
+    foreign = m4("foreign", S.CONFIGURED, cluster=ClusterId("d"), assigned_priority=1)
+
+    decision = decided([held, idle, foreign], [row(1000, _whole(1))], leaving=frozenset({"held"}))
+
+    assert acted(decision) == []
+    assert placed(decision) == [1]
+
+
+def test_a_gang_leaves_its_own_machines_for_those_that_its_target_has() -> None:
+    """Without an exchange it stays with its own; with one it moves whole, or stays whole."""
+    need = row(100, _whole(2), requirements=(Requirement(ZONE, Operator.SAME),), group="g")
+    old = [m4(f"old{n}", S.CONFIGURED, **stamped(need)) for n in range(2)]
+    new = [m4(f"new{n}", S.CONFIGURED, zone="b") for n in range(2)]
+    claim = TargetClaim(class_key(new[0]), 0, 2, need.key, 0, 1)
+    targets = {"c": Target({class_key(new[0]): 2}, (claim,))}
+    leaving = frozenset({"old0", "old1"})
+
+    assert acted(decided([*old, *new], [need], targets=targets)) == []
+    moved = decided([*old, *new], [need], targets=targets, leaving=leaving)
+    assert (moved.rows[0].domain, acted(moved)) == ("b", [("Reclaim", "old0"), ("Reclaim", "old1")])
+    stays = decided([*old, new[0]], [need], targets=targets, leaving=leaving)
+    assert (stays.rows[0].domain, stays.rows[0].claimed, acted(stays)) == ("a", ("old0", "old1"), [])
+
+
 # ---- what is not claimed -----------------------------------------------------------------------------------------
 
 

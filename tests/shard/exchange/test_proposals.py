@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -80,12 +81,17 @@ class Fleet:
     """A shard with clusters of dear machines, and what looks for exchanges."""
 
     def __init__(
-        self, *more: Machine, mode: ExchangeMode = ExchangeMode.PROPOSE, workers: Workers | None = None
+        self,
+        *more: Machine,
+        mode: ExchangeMode = ExchangeMode.PROPOSE,
+        workers: Workers | None = None,
+        synchronous: bool = True,
+        **world: Any,
     ) -> None:
-        self.provider = ScriptedProvider(synchronous=True)
+        self.provider = ScriptedProvider(synchronous=synchronous)
         self.provider.add(dear(0), dear(1), *(spot(number) for number in range(4)), *more)
         self.log = MemoryAuditLog()
-        self.world = World(self.provider, audit_log=self.log)
+        self.world = World(self.provider, audit_log=self.log, **world)
         self.exchanges = ExchangeProposals(
             shard=self.world.shard, mode=mode, clock=LoopClock(), compute=compute_inline, workers=workers
         )

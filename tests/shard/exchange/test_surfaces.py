@@ -7,13 +7,17 @@ import pytest
 
 from bigfleet.cli.get.columns import EXCHANGES
 from bigfleet.cli.get.exchange_records import exchange_records
+from bigfleet.cli.plan.command import _proposes
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.shard.command import ShardFlags
+from bigfleet.exchange.course import ExchangeEnd, ExchangePhase
+from bigfleet.exchange.sentences import end_sentence
 from bigfleet.exchange.values import ExchangeMode
 from bigfleet.rpc.servers.shardread import ShardReadServicer
 from bigfleet.rpc.wire.gen import shardread_pb2
 from bigfleet.shard.cluster_policy import PolicyFault, read_policies
 from bigfleet.sim.kernel.virtual_time import LoopClock
+from tests.shard.exchange.test_execution import Exchanging
 from tests.shard.exchange.test_proposals import Fleet
 
 
@@ -76,11 +80,12 @@ async def test_a_cluster_without_a_proposal_says_why() -> None:
 
 
 def test_a_shard_proposes_unless_the_flag_says_otherwise() -> None:
-    """There is no mode that carries exchanges out."""
+    """Machines move only where somebody asked for it."""
     assert ShardFlags(provider_addr="127.0.0.1:1").place().exchange is ExchangeMode.PROPOSE
     assert ShardFlags(provider_addr="127.0.0.1:1", exchange="off").place().exchange is ExchangeMode.OFF
-    with pytest.raises(UsageFault, match="--exchange: 'on' is unknown; choose one of off, propose"):
-        ShardFlags(provider_addr="127.0.0.1:1", exchange="on").place()
+    assert ShardFlags(provider_addr="127.0.0.1:1", exchange="on").place().exchange is ExchangeMode.ON
+    with pytest.raises(UsageFault, match="--exchange: 'auto' is unknown; choose one of off, propose, on"):
+        ShardFlags(provider_addr="127.0.0.1:1", exchange="auto").place()
 
 
 def test_the_policy_of_a_cluster_goes_before_the_flag(tmp_path: Path) -> None:
@@ -93,5 +98,56 @@ def test_the_policy_of_a_cluster_goes_before_the_flag(tmp_path: Path) -> None:
     assert policies.exchange_mode("prod-2", ExchangeMode.PROPOSE) is ExchangeMode.OFF
     assert policies.exchange_mode("lab", ExchangeMode.PROPOSE) is ExchangeMode.PROPOSE
     path.write_text("clusters: {lab: {exchange: on}}", encoding="utf-8")
-    with pytest.raises(PolicyFault, match="exchange: 'on' is unknown; write off or propose"):
+    assert read_policies(path).exchange_mode("lab", ExchangeMode.OFF) is ExchangeMode.ON
+    path.write_text("clusters: {lab: {exchange: auto}}", encoding="utf-8")
+    with pytest.raises(PolicyFault, match="exchange: 'auto' is unknown; write off or propose or on"):
         read_policies(path)
+
+
+@pytest.mark.virtual_time
+async def test_an_exchange_is_listed_until_a_day_after_its_end() -> None:
+    """What it promised, how far it is, and what came of it."""
+    fleet = Exchanging()
+    await fleet.until(ExchangePhase.DRAINING)
+    (view,) = await listed(fleet)
+    (run,) = view.runs
+    assert (run.exchange_id, run.phase, run.end, list(run.came_ids)) == ("x-1-1", "draining", "", ["spot0"])
+    (record,) = exchange_records(view)
+    cells = {column.head: column.cell(record, 0.0) for column in EXCHANGES}
+    assert (cells["STATE"], cells["SAVES $/H"], cells["REALISED $/H"]) == ("draining", "5.7", "-")
+    assert (cells["GO"], cells["COME"]) == ("2 × dear OnDemand", "1 × cheap Spot")
+
+    await fleet.minutes(20)
+    (view,) = await listed(fleet, "c1")
+    (run,) = view.runs
+    assert (run.phase, run.end, run.left) == ("ended", "done", 2)
+    assert run.realised_usd_per_hour == pytest.approx(5.7)
+    record, nothing = exchange_records(view)
+    assert {column.head: column.cell(record, 0.0) for column in EXCHANGES}["STATE"] == "done"
+    assert record["sentences"] == ["Done: all machines that should go have left."]
+    assert record.keys() == nothing.keys()
+    assert await listed(fleet, "c2") == []
+
+
+@pytest.mark.virtual_time
+async def test_an_exchange_that_was_abandoned_says_why() -> None:
+    """In the table by its reason, in the record in a sentence."""
+    fleet = Exchanging()
+    await fleet.until(ExchangePhase.DRAINING)
+    fleet.world.shard.exchanges.abandon("c1", ExchangeEnd.PRICE_MOVED)
+    (view,) = await listed(fleet)
+    record = next(exchange_records(view))
+
+    assert {column.head: column.cell(record, 0.0) for column in EXCHANGES}["STATE"] == "abandoned: price-moved"
+    assert record["sentences"][0].startswith("Abandoned: prices moved")
+
+
+def test_every_end_has_a_sentence() -> None:
+    """Which is not the name of the end."""
+    assert len({end_sentence(end) for end in ExchangeEnd}) == len(ExchangeEnd)
+
+
+def test_a_plan_carries_nothing_out() -> None:
+    """The refusal says what to use."""
+    with pytest.raises(UsageFault, match="a plan carries nothing out; use propose, or bigfleet shard --exchange on"):
+        _proposes("on")

@@ -36,6 +36,7 @@ class CaseFleet:
     idle_since_seconds: dict[MachineId, float] = field(default_factory=dict)
     unjoined: set[str] = field(default_factory=set)
     reserved: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
 
     def add(self, entries: Iterable[Entry], fingerprints: Mapping[str, Fingerprint]) -> None:
         """Insert machines as the cases write them."""
@@ -43,7 +44,8 @@ class CaseFleet:
             for machine_id in entry.get("ids") or [entry["id"]]:
                 machine = machine_of(entry, machine_id, fingerprints)
                 self.machines[machine_id] = machine
-                for flag, holders in (("unjoined", self.unjoined), ("reserved", self.reserved)):
+                flags = {"unjoined": self.unjoined, "reserved": self.reserved, "leaving": self.leaving}
+                for flag, holders in flags.items():
                     if entry.get(flag):
                         holders.add(machine_id)
                 if machine.state is MachineState.IDLE and not entry.get("no_stamp"):
@@ -119,6 +121,7 @@ class CaseFleet:
             reported=frozenset(clusters - set(case.get("not_reported", ()))),
             unjoined=frozenset(self.unjoined & self.machines.keys()),
             reserved=frozenset(self.reserved & self.machines.keys()),
+            leaving=frozenset(self.leaving & self.machines.keys()),
             hold_seconds={CAPACITY_TYPES[name]: float(seconds) for name, seconds in holds.items()},
             drain_seconds=float(case.get("drain_s", 30)),
             overheads=overheads_of(case.get("overheads") or ()),

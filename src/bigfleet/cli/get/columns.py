@@ -227,6 +227,9 @@ def _break_even(record: Record, _now: float) -> str:
 
 
 def _exchange_state(record: Record, _now: float) -> str:
+    if record["exchangeId"]:
+        end = record["end"]
+        return plain(end or record["phase"]) if end in (None, "done") else f"abandoned: {plain(end)}"
     if record["blocked"]:
         return f"blocked: {plain(record['blocked'])}"
     return NOTHING if record["kind"] is None else plain(record["waitsFor"] or "ready")
@@ -316,6 +319,7 @@ EXCHANGES: Final[Sequence[TableColumn]] = (
     TableColumn(head="CLUSTER", cell=_field("cluster")),
     TableColumn(head="STATE", cell=_exchange_state, style=lambda record: "" if record["waitsFor"] else "green"),
     TableColumn(head="SAVES $/H", cell=_dollars("savingUsdPerHour"), right=True),
+    TableColumn(head="REALISED $/H", cell=_dollars("realisedUsdPerHour"), rank=3, right=True),
     TableColumn(head="PAYS AFTER", cell=_break_even, rank=2, right=True),
     TableColumn(head="GAIN $", cell=_dollars("gainUsd"), rank=4, right=True),
     TableColumn(head="REQUIRED $", cell=_dollars("requiredUsd"), rank=4, right=True),

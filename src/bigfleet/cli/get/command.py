@@ -202,7 +202,7 @@ def exchanges(
     looking: Looking,
     cluster: _Cluster = "",
 ) -> None:
-    """List exchanges of machines for cheaper ones that a shard proposes, by cluster."""
+    """List exchanges of machines for cheaper ones: under way, ended in the last 24 h, and proposed, by cluster."""
     from bigfleet.cli.get import columns, sources, wanted
 
     _show_shard(sources.exchanges(wanted.cluster_id(cluster)), columns.EXCHANGES, "exchange", looking)

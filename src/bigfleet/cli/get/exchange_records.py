@@ -10,7 +10,7 @@ from bigfleet.rpc.wire.gen import shardread_pb2
 
 
 def exchange_records(view: shardread_pb2.ClusterExchangesView) -> Iterator[Record]:
-    """Yield the record of each proposal of a cluster, or one that says why there is none."""
+    """Yield a record of each exchange that a cluster began and of each proposal, or one that says why there is none."""
     cluster = {
         "cluster": view.cluster_id,
         "computedAt": time_text(view.computed_at_unix_nanos),
@@ -19,9 +19,29 @@ def exchange_records(view: shardread_pb2.ClusterExchangesView) -> Iterator[Recor
         "blocked": view.blocked or None,
         "excluded": dict(sorted(view.excluded.items())),
     }
+    nothing: dict[str, Any] = dict.fromkeys(_OF_EXCHANGES)
+    for run in view.runs:
+        yield {
+            **cluster,
+            **nothing,
+            "exchangeId": run.exchange_id,
+            "phase": run.phase,
+            "end": run.end or None,
+            "begunAt": time_text(run.begun_unix_nanos),
+            "endedAt": time_text(run.ended_unix_nanos) if run.ended_unix_nanos else None,
+            "goes": [_machines(each) for each in run.goes],
+            "comes": [_machines(each) for each in run.comes],
+            "machineIds": list(run.machine_ids),
+            "cameIds": list(run.came_ids),
+            "left": run.left,
+            "savingUsdPerHour": run.promised_usd_per_hour,
+            "realisedUsdPerHour": run.realised_usd_per_hour if run.end else None,
+            "sentences": list(run.sentences),
+        }
     for proposal in view.proposals:
         yield {
             **cluster,
+            **nothing,
             "kind": proposal.kind,
             "gang": proposal.gang,
             "goes": [_machines(each) for each in proposal.goes],
@@ -40,12 +60,12 @@ def exchange_records(view: shardread_pb2.ClusterExchangesView) -> Iterator[Recor
             "waitsFor": proposal.waits_for or None,
             "sentences": [*proposal.sentences, *view.sentences],
         }
-    if not view.proposals:
-        nothing: dict[str, Any] = dict.fromkeys(_OF_PROPOSALS)
+    if not view.proposals and view.computed_at_unix_nanos and all(run.end for run in view.runs):
         yield {**cluster, **nothing, "sentences": list(view.sentences)}
 
 
-_OF_PROPOSALS = (
+_OF_EXCHANGES = (
+    *("exchangeId", "phase", "end", "begunAt", "endedAt", "cameIds", "left", "realisedUsdPerHour"),
     *("kind", "gang", "goes", "comes", "machineIds", "waves", "savingUsdPerHour", "breakEvenSeconds", "gainUsd"),
     *("requiredUsd", "bootUsd", "doubleRunningUsd", "reclamationUsd", "margin", "holdSeconds", "waitsFor"),
 )

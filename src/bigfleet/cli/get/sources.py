@@ -137,7 +137,7 @@ def sessions(cluster: str) -> Source:
 
 
 def exchanges(cluster: str) -> Source:
-    """Return the source of proposed exchanges: one record for each, and one for a cluster without any."""
+    """Return the source of exchanges, begun and proposed: a record for each, and one for a cluster without any."""
 
     def read(reader: ShardReader) -> Iterator[Record]:
         views = reader.exchanges(shardread_pb2.ListExchangesRequest(cluster_id=cluster))

@@ -120,6 +120,8 @@ def _order(name: str) -> "SchedulerOrder":
 def _proposes(mode: str) -> bool:
     from bigfleet.exchange.values import ExchangeMode
 
+    if mode == ExchangeMode.ON.value:
+        raise UsageFault("--exchange: a plan carries nothing out; use propose, or bigfleet shard --exchange on")
     return choice_of(ExchangeMode, "--exchange", mode) is ExchangeMode.PROPOSE
 
 

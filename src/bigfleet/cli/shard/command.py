@@ -125,7 +125,10 @@ _PlanWait = Annotated[
 ]
 _Exchange = Annotated[
     str,
-    typer.Option(metavar="MODE", help="Exchanges of machines for cheaper ones: off, or propose to show them."),
+    typer.Option(
+        metavar="MODE",
+        help="Exchanges of machines for cheaper ones: off, propose to show them, or on to carry them out.",
+    ),
 ]
 _Guard = Annotated[
     bool,

@@ -80,7 +80,6 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         audit_file = _open_audit(place)
         if audit_file is not None:
             stack.callback(audit_file.close)
-        shard: Shard
         host, port = place.provider_address or await _serve_fake(place, clock, stack)
         provider = GrpcProvider(
             address_text(host, port),
@@ -110,6 +109,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             audit_log=audit_file,
             ownership_file=state_file.ownership,
             retirements=state_file.retirements,
+            exchange_store=state_file.exchanges,
             plan_workers=workers,
             on_inventory=_inventory_is_there,
         )

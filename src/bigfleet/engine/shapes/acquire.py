@@ -125,7 +125,7 @@ def _settle(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) 
             return
         rows = [row for row in cluster.rows if row.same_key is None]
         clear_rows(rows, cluster.hosts)
-        sort_hosts(cluster, fleet.options.fullness)
+        sort_hosts(cluster, fleet.options)
         for row in rows:
             place_row(row, cluster.hosts)
         repack(cluster, fleet)

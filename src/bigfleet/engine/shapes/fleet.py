@@ -432,18 +432,20 @@ def _check_unit(fleet: DecisionState, row: RowState) -> None:
 def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
     """Make the cluster's hosts."""
     cluster.hosts[:] = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
-    sort_hosts(cluster, fleet.options.fullness)
+    sort_hosts(cluster, fleet.options)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:
         _mark_targets(fleet, cluster, target)
 
 
-def sort_hosts(cluster: ClusterState, fullness: Mapping[str, int]) -> None:
+def sort_hosts(cluster: ClusterState, options: Options) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
     wanted = _wanted(cluster)
     cluster.hosts.sort(key=lambda host: _order(host, wanted))
-    if fullness:
-        _put_fuller_first(cluster.hosts, fullness)
+    if options.fullness:
+        _put_fuller_first(cluster.hosts, options.fullness)
+    if options.leaving:
+        cluster.hosts.sort(key=lambda host: host.machine.id in options.leaving)
 
 
 def _put_fuller_first(hosts: list[HostState], fullness: Mapping[str, int]) -> None:

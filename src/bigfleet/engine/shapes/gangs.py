@@ -4,7 +4,7 @@ A domain is judged by how many of the gang's pods fit: on what the cluster holds
 what could be acquired. A gang never takes a machine outside its domain.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class GangDomain:
 
 def credit_gang(row: RowState, fleet: DecisionState) -> None:
     """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
-    index = _index_of(row.cluster)
+    index = _index_of(row.cluster, fleet.options.leaving)
     home = _home(row, index)
     if home is not None:
         row.domain, row.matching = home, _in_domain(row, fleet, home)
@@ -88,16 +88,20 @@ def _home(row: RowState, index: HostIndex) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _index_of(cluster: ClusterState) -> HostIndex:
-    """Return the cluster's machines by shape and by stamp; build the index again after machines were added."""
+def _index_of(cluster: ClusterState, leaving: Set[str]) -> HostIndex:
+    """Return the cluster's machines by shape and by stamp; build the index again after machines were added.
+
+    Machines that leave are no gang's own: it would stay with them.
+    """
     index = cluster.index
     if index is None or index.size != len(cluster.hosts):
         index = cluster.index = HostIndex(len(cluster.hosts))
         for place, host in enumerate(cluster.hosts):
             machine = host.machine
             index.by_shape.setdefault(host.shape, []).append((place, host))
-            stamp = (machine.assigned_need_fingerprint, machine.assigned_group)
-            index.by_stamp.setdefault(stamp, []).append(host)
+            if machine.id not in leaving:
+                stamp = (machine.assigned_need_fingerprint, machine.assigned_group)
+                index.by_stamp.setdefault(stamp, []).append(host)
     return index
 
 

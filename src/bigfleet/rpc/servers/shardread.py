@@ -5,6 +5,7 @@ decided comes from `bigfleet.rpc.servers.explain`. Nothing here changes a shard.
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Set
 from heapq import merge
 from itertools import islice
@@ -19,11 +20,12 @@ from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
 from bigfleet.rpc.servers.explain import Explainer, ExplanationRefusal
-from bigfleet.rpc.wire.convert_exchange import exchanges_to_wire
+from bigfleet.rpc.wire.convert_exchange import exchanges_to_wire, runs_to_wire
 from bigfleet.rpc.wire.convert_machine import machine_to_wire, stamp_to_wire
 from bigfleet.rpc.wire.convert_session import need_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2, shardread_pb2_grpc
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.exchange.exchange_records import ExchangeRecord
 from bigfleet.shard.exchange.proposals import ExchangeProposals
 from bigfleet.shard.inventory.fleet_queries import MachineQuery, find, first_after
 from bigfleet.shard.outcomes import ActionRecord
@@ -113,12 +115,20 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
     async def ListExchanges(
         self, request: shardread_pb2.ListExchangesRequest, context: _Context
     ) -> AsyncIterator[shardread_pb2.ListExchangesResponse]:
-        """Stream what could be exchanged in each cluster, ids ascending, as of the last look."""
+        """Stream what could be exchanged in each cluster, as of the last look, and what was; cluster ids ascending."""
         fault = identifier_fault(request.cluster_id) if request.cluster_id else None
         if fault is not None:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"cluster_id {fault}")
-        for found in () if self._exchanges is None else self._exchanges.found(request.cluster_id):
-            yield shardread_pb2.ListExchangesResponse(exchanges=exchanges_to_wire(found))
+        found = [] if self._exchanges is None else self._exchanges.found(request.cluster_id)
+        views = {each.exchanges.cluster: exchanges_to_wire(each) for each in found}
+        carried_out, runs = self._shard.exchanges, defaultdict[str, list[ExchangeRecord]](list)
+        for record in carried_out.records:
+            if request.cluster_id in ("", record.cluster):
+                runs[record.cluster].append(record)
+        for cluster in sorted(views.keys() | runs.keys()):
+            view = views.get(cluster) or shardread_pb2.ClusterExchangesView(cluster_id=cluster)
+            view.runs.extend(runs_to_wire(runs[cluster], carried_out.course_of(cluster)))
+            yield shardread_pb2.ListExchangesResponse(exchanges=view)
 
     async def ExplainNeed(
         self, request: shardread_pb2.ExplainNeedRequest, context: _Context

@@ -2,17 +2,59 @@
 
 from collections.abc import Sequence
 
-from bigfleet.exchange.sentences import cluster_sentences, proposal_sentences
+from bigfleet.exchange.course import ExchangeCourse, ExchangeEnd, ExchangePhase
+from bigfleet.exchange.sentences import cluster_sentences, end_sentence, proposal_sentences
 from bigfleet.exchange.values import ExchangeProposal, MachineKind
 from bigfleet.model.states import CapacityType
 from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2
+from bigfleet.shard.exchange.exchange_records import ExchangeRecord, RecordedKind
 from bigfleet.shard.exchange.proposals import FoundExchanges
 
 _CAPACITY_TYPES = {kind.label: provider_pb2.CapacityType.ValueType(kind.value) for kind in CapacityType}
 
 
+def runs_to_wire(
+    records: Sequence[ExchangeRecord], course: ExchangeCourse | None
+) -> list[shardread_pb2.ExchangeRunView]:
+    """Return the messages of the exchanges that a cluster began; `course` is the one under way."""
+    return [_run(record, course) for record in records]
+
+
+def _run(record: ExchangeRecord, course: ExchangeCourse | None) -> shardread_pb2.ExchangeRunView:
+    is_ended = bool(record.ended_unix_nanos)
+    phase = ExchangePhase.ENDED if is_ended or course is None else course.phase
+    left = record.left if is_ended or course is None else len(course.gone)
+    came = record.came_ids if is_ended or course is None else tuple(sorted(course.came))
+    end = ExchangeEnd(record.end) if record.end else None
+    return shardread_pb2.ExchangeRunView(
+        exchange_id=record.id,
+        phase=phase.value,
+        end=record.end,
+        begun_unix_nanos=record.begun_unix_nanos,
+        ended_unix_nanos=record.ended_unix_nanos,
+        goes=[_recorded(kind) for kind in record.goes],
+        comes=[_recorded(kind) for kind in record.comes],
+        machine_ids=record.goes_ids,
+        came_ids=came,
+        left=left,
+        promised_usd_per_hour=record.promised_usd_per_hour,
+        realised_usd_per_hour=record.realised_usd_per_hour,
+        sentences=[] if end is None else [end_sentence(end)],
+    )
+
+
+def _recorded(kind: RecordedKind) -> shardread_pb2.ExchangedMachines:
+    return shardread_pb2.ExchangedMachines(
+        instance_type=kind.instance_type,
+        zone=kind.zone,
+        capacity_type=_CAPACITY_TYPES[kind.capacity_type],
+        price_usd_per_hour=kind.price_usd_per_hour,
+        machines=kind.machines,
+    )
+
+
 def exchanges_to_wire(found: FoundExchanges) -> shardread_pb2.ClusterExchangesView:
-    """Return the message of one cluster's exchanges."""
+    """Return the message of what could be exchanged in one cluster."""
     exchanges = found.exchanges
     return shardread_pb2.ClusterExchangesView(
         cluster_id=exchanges.cluster,

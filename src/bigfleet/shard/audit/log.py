@@ -152,16 +152,24 @@ class Audit:
         self._note_event(kind, cluster, at_unix_nanos, facts)
 
     def note_exchange(
-        self, *, cluster: str, machines: int, saving_usd_per_hour: float, message: str, at_unix_nanos: int
+        self,
+        *,
+        kind: str,
+        cluster: str,
+        machines: int,
+        saving_usd_per_hour: float,
+        outcome: str,
+        message: str,
+        at_unix_nanos: int,
     ) -> None:
-        """Write the record of an exchange that is proposed. Never raises OSError."""
+        """Write the record of an exchange that is proposed, begins or ends. Never raises OSError."""
         facts = {
             "machines": machines,
             "saving_usd_per_hour": round(saving_usd_per_hour, 6),
-            "outcome": "proposed",
+            "outcome": outcome,
             "message": _text(message),
         }
-        self._note_event("ProposeExchange", cluster, at_unix_nanos, facts)
+        self._note_event(kind, cluster, at_unix_nanos, facts)
 
     def _note_event(self, kind: str, cluster: str, at_unix_nanos: int, facts: Mapping[str, object]) -> None:
         """Write a record that is not of an action."""

@@ -25,7 +25,7 @@ from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Decision, Options
 from bigfleet.engine.shapes.decide import says_pods
-from bigfleet.engine.targets import Target, class_key
+from bigfleet.engine.targets import ClassKey, Target, class_key
 from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
@@ -113,12 +113,22 @@ class CompositionPlans:
         self._targets: dict[str, Target] = {}
         self._sold_out: Set[CapacityPool] = frozenset()
         self._left_out: frozenset[MachineId] = frozenset()
+        self._frozen: Set[str] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def options_with(
-        self, view: ColumnSnapshot, demand: Sequence[Need], by_cluster: Mapping[str, tuple[Need, ...]], options: Options
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        by_cluster: Mapping[str, tuple[Need, ...]],
+        options: Options,
+        frozen: Set[str] = frozenset(),
     ) -> Options:
-        """Return the options with the compositions that there are, and the clusters that wait for one."""
+        """Return the options with the compositions that there are, and the clusters that wait for one.
+
+        `frozen` are clusters that follow other compositions now: they are not planned.
+        """
+        self._frozen = frozen
         if not says_pods(demand):
             self._plans.clear()
             self._targets, self._left_out = {}, frozenset()
@@ -154,6 +164,51 @@ class CompositionPlans:
         for cluster, plan in self._plans.items():
             plan.is_short = cluster in short
 
+    # ---- for exchanges ---------------------------------------------------------------------------------------------
+
+    @property
+    def has_workers(self) -> bool:
+        """Return whether plans are computed outside of the shard's event loop."""
+        return self._workers is not None
+
+    def target_of(self, cluster: str) -> Target | None:
+        """Return the composition that a cluster follows; None without one, and while another one is computed."""
+        plan = self._plans.get(cluster)
+        return None if plan is None or plan.pending is not None else plan.target
+
+    async def asked_without(
+        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, cluster: str, going: Counter[ClassKey]
+    ) -> ClusterProblem | None:
+        """Return the cluster's problem with nothing on offer, without so many machines; None if it has none."""
+        problems = await self._problems(view, demand, options, [cluster] if cluster in self._plans else [])
+        asked = problems.get(cluster)
+        return None if asked is None else without_offers(asked, going)
+
+    async def held_target(self, cluster: str, asked: ClusterProblem) -> Target | None:
+        """Return a composition that retains every machine of the problem; None when not every pod has a place."""
+        try:
+            return target_of_held(asked, await self._answer(asked.problem))
+        except asyncio.CancelledError:
+            raise
+        except Exception as fault:  # no failure of a worker may stop a cycle
+            _log.warning("planner.plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
+            return None
+
+    def adopt(self, cluster: str, rows: tuple[Need, ...], target: Target) -> None:
+        """Follow a composition that retains what the cluster holds, made for these rows."""
+        if cluster in self._plans:
+            self._keep(cluster, rows, target)
+            self._plans[cluster].is_tight = True
+            self._empty_nodes.disturbed(cluster)
+
+    def replan(self, cluster: str) -> None:
+        """Drop the cluster's composition and plan it again."""
+        plan = self._plans.get(cluster)
+        if plan is not None:
+            plan.rows = plan.target = plan.tight_tried = None
+            plan.is_tight = False
+            self._set_target(cluster, None)
+
     async def close(self) -> None:
         """Cancel pending plans."""
         for task in self._tasks:
@@ -174,6 +229,8 @@ class CompositionPlans:
             plan = self._plans.get(cluster)
             if plan is None:
                 plan = self._plans[cluster] = _Plan()
+            if cluster in self._frozen:
+                continue
             settings = self._settings_of(cluster)
             if plan.settings != settings:
                 plan.settings, plan.rows = settings, None
@@ -191,7 +248,7 @@ class CompositionPlans:
     def _stays_tight(self, plan: _Plan, rows: tuple[Need, ...]) -> bool:
         """Return whether changed rows are tried on the machines that the cluster holds before others are planned."""
         was_tried = plan.tight_tried is not None and plan.tight_tried[0] is rows
-        return plan.is_tight and not plan.is_short and not was_tried and _is_alike(plan.rows or (), rows)
+        return plan.is_tight and not plan.is_short and not was_tried and is_alike(plan.rows or (), rows)
 
     def _to_tighten(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> dict[str, tuple[Machine, ...]]:
         """Return the clusters to plan without offers, and the empty machines that each is planned without."""
@@ -201,7 +258,7 @@ class CompositionPlans:
         for cluster, plan in self._plans.items():
             rows, machines = by_cluster[cluster], tuple(empty.get(cluster, ()))
             is_wanted = bool(machines) if plan.rows is rows else self._stays_tight(plan, rows)
-            if not is_wanted or plan.target is None or plan.pending is not None:
+            if not is_wanted or plan.target is None or plan.pending is not None or cluster in self._frozen:
                 continue
             if plan.is_short or any(row.waiting for row in rows):
                 self._empty_nodes.disturbed(cluster)
@@ -228,7 +285,9 @@ class CompositionPlans:
                 plan.rows = None
 
     def _awaiting(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> frozenset[str]:
-        waiting = frozenset(c for c, plan in self._plans.items() if self._waits(c, plan, by_cluster[c]))
+        waiting = frozenset(
+            c for c, plan in self._plans.items() if c not in self._frozen and self._waits(c, plan, by_cluster[c])
+        )
         self._metrics.clusters_awaiting_plan.set(len(waiting))
         return waiting
 
@@ -239,7 +298,7 @@ class CompositionPlans:
         that are not needed any more for as long as no plan arrives.
         """
         is_new, plan.is_new = plan.is_new, False
-        if plan.rows is rows or is_new or (plan.rows is not None and _is_alike(plan.rows, rows)):
+        if plan.rows is rows or is_new or (plan.rows is not None and is_alike(plan.rows, rows)):
             plan.waits_since_seconds = None
             return False
         now_seconds = self._clock.monotonic_seconds()
@@ -371,9 +430,9 @@ def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:
     return tuple(machine.id for machine in machines)
 
 
-def _is_alike(before: Sequence[Need], after: Sequence[Need]) -> bool:
+def is_alike(before: Sequence[Need], after: Sequence[Need]) -> bool:
     """Return whether a composition for the one demand does for the other: no new kind of pod, and little change."""
-    return _kinds(after) <= _kinds(before) and _change(before, after) <= SAME_DEMAND
+    return before is after or (_kinds(after) <= _kinds(before) and _change(before, after) <= SAME_DEMAND)
 
 
 def _kinds(rows: Sequence[Need]) -> set[tuple[RowKey, frozenset[tuple[str, int]], int]]:

@@ -44,6 +44,8 @@ from bigfleet.shard.cycle.phase_timer import PhaseTimer
 from bigfleet.shard.cycle.reclaim_delay import FitHolds
 from bigfleet.shard.cycle.shortfall_ages import ShortfallAges
 from bigfleet.shard.cycle.waiting_growth import WaitingGrowth
+from bigfleet.shard.exchange.exchange_records import ExchangeStore, MemoryExchanges
+from bigfleet.shard.exchange.execution import ExchangeExecution
 from bigfleet.shard.inventory.fleet_queries import largest_supply
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
@@ -57,9 +59,9 @@ from bigfleet.shard.ownership.retired_clusters import MemoryRetirements, Retirem
 from bigfleet.shard.ports import Provider, ProviderRefusal, ShardSettings, TokenSource
 from bigfleet.shard.reconcile.ownership_filter import EVERYTHING, OwnedResources, OwnershipFilter
 from bigfleet.shard.reconcile.reconciler import Reconciler
-from bigfleet.shard.sessions.demand import Intake, RollUpOutcome
+from bigfleet.shard.sessions.demand import Intake
 from bigfleet.shard.sessions.known_clusters import KnownClusters
-from bigfleet.shard.sessions.registry import RollUpOffer, Session, Sessions
+from bigfleet.shard.sessions.registry import Session, Sessions
 from bigfleet.shard.sessions.rollup_intake import OnRollUp, RollUpIntake
 from bigfleet.shard.status.cycle_publisher import CyclePublisher, Subscribers
 from bigfleet.shard.status.reports import Report, report_of
@@ -87,6 +89,7 @@ class Shard:
         audit_log: AuditLog | None = None,
         ownership_file: OwnershipFile | None = None,
         retirements: RetirementStore | None = None,
+        exchange_store: ExchangeStore | None = None,
         recorder: CycleTaker | None = None,
         plan_workers: PlanWorkers | None = None,
         on_inventory: Callable[[], None] = lambda: None,
@@ -94,7 +97,7 @@ class Shard:
     ) -> None:
         """Without `ownership_file` all is ours that no other shard has bound, and that cannot change.
 
-        Without `retirements` those end with the process, without `plan_workers` compositions are planned in the cycle.
+        Without `retirements` or `exchange_store` those end with the process, without `plan_workers` cycles plan.
         `on_inventory` is called once, when the first List has been applied, `on_rollup` with each roll-up.
         """
         self.shard_id = shard_id
@@ -129,6 +132,7 @@ class Shard:
         )
         self.plans = self._make_plans(plan_workers)
         self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
+        self.exchanges = ExchangeExecution(self, clock=clock, store=exchange_store or MemoryExchanges())
         self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
         self._make_actuators(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
@@ -140,8 +144,6 @@ class Shard:
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
         self._make_rollups(on_rollup, retirements or MemoryRetirements())
-        self.metrics.epoch.set(self.epoch)
-        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
     def _make_sessions(self, file: OwnershipFile | None) -> None:
         """Make the sessions, and the parts that follow what operators report and are sent."""
@@ -153,6 +155,8 @@ class Shard:
             on_lifecycle=self._session_lifecycle,
             on_node_status=self._node_reported,
         )
+        #: Refuses new sessions and ends every stream: the first step of a clean stop.
+        self.stop_sessions = self.sessions.stop
         self.publisher = CyclePublisher(
             settings=self.settings,
             inventory=self.inventory,
@@ -266,7 +270,7 @@ class Shard:
             provider_backoff=self.executors.provider_backoff,
             metrics=self.metrics,
             compute=self._compute,
-            awaited=lambda: self.waiting_growth.awaited,
+            awaited=lambda: self.waiting_growth.awaited | self.exchanges.retained,
             refused=lambda: self.limits.refused,
             left_out=self.plans.left_out,
         )
@@ -339,6 +343,8 @@ class Shard:
             refusal_of=self.retirement.refusal_of,
             last_rollups=last_rollups,
         )
+        #: Takes one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here.
+        self.take_rollup = self._rollups.judge
         #: Takes a session's roll-ups one after the other, newest first in line, until the session ends.
         self.serve_rollups = self._rollups.serve
         self.session_views = SessionViews(
@@ -348,6 +354,8 @@ class Shard:
             last_rollups=last_rollups,
             clock=self._clock,
         )
+        self.metrics.epoch.set(self.epoch)
+        self.metrics.actuation_paused.set(int(self.settings.actuation_paused))
 
     @property
     def is_ready(self) -> bool:
@@ -427,13 +435,12 @@ class Shard:
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.publisher.judged()
-        options = self._options(snapshot, unjoined)
-        options = await self.plans.options_with(snapshot, demand, by_cluster, options)
+        options = await self.exchanges.options_with(snapshot, demand, by_cluster, self._options(snapshot, unjoined))
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         asked, decision = await self._decide(asked, timer)
         self._has_decided = True
         timer.end_decision()
-        self.plans.decided(decision)
+        self.exchanges.decided(decision)
         self.demand_backoff.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)
@@ -567,14 +574,6 @@ class Shard:
         async with self._inspecting:
             await self._compute(lambda: view.needs)
         return view
-
-    def take_rollup(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
-        """Take one roll-up, from route to table (docs/spec/shard.md §4); every caller enters through here."""
-        return self._rollups.judge(session, offer)
-
-    def stop_sessions(self) -> None:
-        """Refuse new sessions and end every stream: the first step of a clean stop."""
-        self.sessions.stop()
 
     def _session_opened(self, session: Session) -> None:
         self.demand_backoff.session_opened(session.cluster)

@@ -1,7 +1,8 @@
 """Searches exchanges once a minute, outside the cycle, and keeps the result for each cluster.
 
-docs/spec/exchange.md §6. It reads the last finished cycle, which is never changed, and gives nothing back to a cycle:
-decisions are the same with and without it. One cluster is searched at a time, and only while no composition is planned.
+docs/spec/exchange.md §6. It reads the last finished cycle, which is never changed, and gives nothing back to a cycle,
+unless the mode of a cluster is `on`: then it has the first proposal that is ready carried out. One cluster is searched
+at a time, and only while no composition is planned.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import structlog
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
@@ -151,6 +153,7 @@ class ExchangeProposals:
             self._found.pop(gone, None)
         for question in questions:
             await self._answer(question)
+            self._carry_out(question, [need for need in look.demand if need.cluster == question.cluster])
         self._export()
 
     # ---- what is asked -----------------------------------------------------------------------------------------------
@@ -163,7 +166,11 @@ class ExchangeProposals:
             return None
         policies, self._looks = shard.policies, self._looks + 1
         known = dict.fromkeys(str(need.cluster) for need in decided.demand)
-        wanted = [name for name in known if policies.exchange_mode(name, self._mode) is ExchangeMode.PROPOSE]
+        modes = {name: policies.exchange_mode(name, self._mode) for name in known}
+        for name in shard.exchanges.clusters:
+            if modes.get(name) is not ExchangeMode.ON:
+                shard.exchanges.abandon(name, ExchangeEnd.SWITCHED_OFF)
+        wanted = [name for name in known if modes[name] is not ExchangeMode.OFF]
         self._seen = {name: self._seen.get(name, 0) for name in wanted}
         for gone in self._found.keys() - self._seen.keys():
             del self._found[gone]
@@ -180,6 +187,8 @@ class ExchangeProposals:
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.actuator.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
         look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
+        cooling = shard.exchanges.cooling(self._settings.cooling_seconds)
+        look.exclude |= dict.fromkeys(cooling - look.exclude.keys(), ExclusionReason.COOLING)
         return look
 
     def _chosen(self, wanted: Sequence[str]) -> frozenset[str]:
@@ -194,6 +203,8 @@ class ExchangeProposals:
         return frozenset(chosen)
 
     def _block_reason(self, cluster: str) -> BlockReason | None:
+        if self._shard.exchanges.is_busy(cluster):
+            return BlockReason.EXCHANGE_UNDER_WAY
         if self._shard.intake.is_quarantined(cluster):
             return BlockReason.QUARANTINED
         return None if cluster in self._shard.sessions.clusters else BlockReason.OPERATOR_AWAY
@@ -238,6 +249,22 @@ class ExchangeProposals:
         self._found[question.cluster] = FoundExchanges(question, exchanges, now_unix_nanos)
         self._audit(exchanges, before, now_unix_nanos)
 
+    def _carry_out(self, question: ExchangeQuestion, rows: Sequence[Need]) -> None:
+        """Begin the first proposal that is ready and can be begun, where the mode says so."""
+        shard, found = self._shard, self._found.get(question.cluster)
+        if found is None or shard.policies.exchange_mode(question.cluster, self._mode) is not ExchangeMode.ON:
+            return
+        for proposal in found.exchanges.proposals:
+            if proposal.waits_for is not None:
+                continue
+            if shard.exchanges.begin(
+                proposal, cluster=question.cluster, machines=question.machines, rows=rows, settings=self._settings
+            ):
+                shard.wake()
+                return
+            if not proposal.is_gang:
+                return  # the next one assumes that this one is carried out
+
     async def _search(self, question: ExchangeQuestion) -> ClusterExchanges:
         if self._workers is None:
             return await self._compute(lambda: find_exchanges(question))
@@ -252,14 +279,17 @@ class ExchangeProposals:
         for proposal in exchanges.proposals:
             if proposal.waits_for is None and (proposal.machine_ids, proposal.comes) not in known:
                 self._shard.audit.note_exchange(
+                    kind="ProposeExchange",
                     cluster=exchanges.cluster,
                     machines=len(proposal.machine_ids),
                     saving_usd_per_hour=proposal.gate.saving_usd_per_hour,
+                    outcome="proposed",
                     message=" ".join(proposal_sentences(proposal)),
                     at_unix_nanos=at_unix_nanos,
                 )
 
     def _export(self) -> None:
+        self._shard.exchanges.export()
         metrics = self._shard.metrics
         proposals = [each for found in self._found.values() for each in found.exchanges.proposals]
         ready = [each.gate.saving_usd_per_hour for each in proposals if each.waits_for is None]

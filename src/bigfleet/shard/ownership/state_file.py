@@ -23,6 +23,7 @@ from bigfleet.files.private import make_directory, make_file, warn_of_loose_mode
 from bigfleet.files.watch import FileWatch
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ownership import Base
+from bigfleet.shard.exchange.exchange_records import ExchangeFile
 from bigfleet.shard.ownership.ownership_file import DamagedRow, OwnershipFile, make_tables
 from bigfleet.shard.ownership.retired_clusters import TABLE as RETIRED_CLUSTERS_TABLE
 from bigfleet.shard.ownership.retired_clusters import RetirementFile
@@ -65,6 +66,7 @@ class StateFile:
         epoch: int,
         ownership: OwnershipFile,
         retirements: RetirementFile,
+        exchanges: ExchangeFile,
         watch: FileWatch,
     ) -> None:
         self._connection = connection
@@ -77,6 +79,8 @@ class StateFile:
         self.ownership = ownership
         #: The clusters that are retired.
         self.retirements = retirements
+        #: The exchanges that were begun.
+        self.exchanges = exchanges
 
     @classmethod
     def open(cls, directory: Path, *, shard_id: str, clock: Clock, new_file_owns: Base = Base.ALL) -> Self:
@@ -109,6 +113,7 @@ class StateFile:
                 watch = FileWatch(path, directory / LOCK_NAME)
                 ownership = OwnershipFile(connection, path, watch.fault, database.transaction)
                 retirements = RetirementFile(connection, ownership.transaction)
+                exchanges = ExchangeFile(connection, ownership.transaction)
                 # The file alone then holds the epoch, also in a copy without its log. SQLite refuses it until tables
                 # have been read.
                 database.settle()
@@ -120,7 +125,7 @@ class StateFile:
                 raise StateFileFault(f"{path}: {error}; {remedy_of(error, _REMEDY)}") from error
             on_fault.pop_all()
         warn_of_loose_modes((directory, path, directory / LOCK_NAME))
-        return cls(connection, database, lock, epoch, ownership, retirements, watch)
+        return cls(connection, database, lock, epoch, ownership, retirements, exchanges, watch)
 
     def fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""

@@ -125,7 +125,8 @@ class ColumnMachines:
         self._owners[changed] = self._owners_of(changed)
         owners = set(np.concatenate((before, self._owners[changed])).tolist())
         self._hold(owners)
-        for machine_id in (options.unjoined ^ self._options.unjoined) | _refilled(options, self._options):
+        differing = (options.unjoined ^ self._options.unjoined) | (options.leaving ^ self._options.leaving)
+        for machine_id in differing | _refilled(options, self._options):
             row = view.rows.get(MachineId(machine_id))
             if row is not None:
                 owners.add(int(self._owners[row]))

@@ -64,6 +64,8 @@ def hosts_in_order(
     order = np.argsort(_ranks(example.cluster, example.state, cost, example.keep)[alike], kind="stable")
     if fleet.options.fullness:
         order = _fuller_first(fleet, machines, hosts, order)
+    if fleet.options.leaving:
+        order = _leaving_last(fleet, machines, hosts, order)
     hosts, alike = hosts.at(order), alike[order]
     risk = np.array([offer.interruption_probability > 0 for offer in machines.vocabulary.offers])
     kind, first = _numbered(hosts.shape, hosts.state == 0, risk[hosts.offer])
@@ -184,6 +186,13 @@ def _fuller_first(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts,
     swapped = order.copy()
     swapped[places[np.argsort(alike, kind="stable")]] = order[places[np.lexsort((-full, alike))]]
     return swapped
+
+
+def _leaving_last(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts, order: Rows) -> Rows:
+    """Put the machines of each cluster that leave behind its others."""
+    rows = [row for machine_id in fleet.options.leaving if (row := machines.row_of(machine_id)) is not None]
+    is_leaving = np.isin(hosts.row[order], np.array(rows, np.int64))
+    return order[np.lexsort((is_leaving, hosts.cluster[order]))]
 
 
 def _numbers(values: Sequence[Hashable]) -> Rows:

@@ -966,7 +966,7 @@ Global___ListExchangesResponse: _TypeAlias = ListExchangesResponse  # noqa: Y015
 
 @_typing.final
 class ClusterExchangesView(_message.Message):
-    """(ours) Which machines of one cluster could be exchanged for cheaper ones. Nothing of it is carried out."""
+    """(ours) Which machines of one cluster could be exchanged for cheaper ones, and which exchanges were begun."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -998,9 +998,10 @@ class ClusterExchangesView(_message.Message):
     EXCLUDED_FIELD_NUMBER: _builtins.int
     PROPOSALS_FIELD_NUMBER: _builtins.int
     SENTENCES_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
     cluster_id: _builtins.str
     computed_at_unix_nanos: _builtins.int
-    """Time of the search."""
+    """Time of the search; 0 before the first one."""
     machines: _builtins.int
     cost_usd_per_hour: _builtins.float
     blocked: _builtins.str
@@ -1017,6 +1018,10 @@ class ClusterExchangesView(_message.Message):
     def sentences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Why there is no proposal, and which machines are excluded."""
 
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangeRunView]:
+        """Exchanges that are under way, or ended in the last 24 h, in the order in which they were begun."""
+
     def __init__(
         self,
         *,
@@ -1028,14 +1033,84 @@ class ClusterExchangesView(_message.Message):
         excluded: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         proposals: _abc.Iterable[Global___ExchangeView] | None = ...,
         sentences: _abc.Iterable[_builtins.str] | None = ...,
+        runs: _abc.Iterable[Global___ExchangeRunView] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "cluster_id", b"cluster_id", "computed_at_unix_nanos", b"computed_at_unix_nanos", "cost_usd_per_hour", b"cost_usd_per_hour", "excluded", b"excluded", "machines", b"machines", "proposals", b"proposals", "sentences", b"sentences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked", b"blocked", "cluster_id", b"cluster_id", "computed_at_unix_nanos", b"computed_at_unix_nanos", "cost_usd_per_hour", b"cost_usd_per_hour", "excluded", b"excluded", "machines", b"machines", "proposals", b"proposals", "runs", b"runs", "sentences", b"sentences"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClusterExchangesView: _TypeAlias = ClusterExchangesView  # noqa: Y015
+
+@_typing.final
+class ExchangeRunView(_message.Message):
+    """(ours) One exchange that was begun."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXCHANGE_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    BEGUN_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    ENDED_UNIX_NANOS_FIELD_NUMBER: _builtins.int
+    GOES_FIELD_NUMBER: _builtins.int
+    COMES_FIELD_NUMBER: _builtins.int
+    MACHINE_IDS_FIELD_NUMBER: _builtins.int
+    CAME_IDS_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    PROMISED_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    REALISED_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
+    SENTENCES_FIELD_NUMBER: _builtins.int
+    exchange_id: _builtins.str
+    phase: _builtins.str
+    """acquiring, draining or ended."""
+    end: _builtins.str
+    """Empty while it is under way; done, or why it was abandoned."""
+    begun_unix_nanos: _builtins.int
+    ended_unix_nanos: _builtins.int
+    """0 while it is under way."""
+    left: _builtins.int
+    """Machines that have left."""
+    promised_usd_per_hour: _builtins.float
+    realised_usd_per_hour: _builtins.float
+    """At its end; 0 while it is under way, and if it is not known."""
+    @_builtins.property
+    def goes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]: ...
+    @_builtins.property
+    def comes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]: ...
+    @_builtins.property
+    def machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of the machines that go, and of those that came."""
+
+    @_builtins.property
+    def came_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def sentences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        exchange_id: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        end: _builtins.str = ...,
+        begun_unix_nanos: _builtins.int = ...,
+        ended_unix_nanos: _builtins.int = ...,
+        goes: _abc.Iterable[Global___ExchangedMachines] | None = ...,
+        comes: _abc.Iterable[Global___ExchangedMachines] | None = ...,
+        machine_ids: _abc.Iterable[_builtins.str] | None = ...,
+        came_ids: _abc.Iterable[_builtins.str] | None = ...,
+        left: _builtins.int = ...,
+        promised_usd_per_hour: _builtins.float = ...,
+        realised_usd_per_hour: _builtins.float = ...,
+        sentences: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_unix_nanos", b"begun_unix_nanos", "came_ids", b"came_ids", "comes", b"comes", "end", b"end", "ended_unix_nanos", b"ended_unix_nanos", "exchange_id", b"exchange_id", "goes", b"goes", "left", b"left", "machine_ids", b"machine_ids", "phase", b"phase", "promised_usd_per_hour", b"promised_usd_per_hour", "realised_usd_per_hour", b"realised_usd_per_hour", "sentences", b"sentences"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeRunView: _TypeAlias = ExchangeRunView  # noqa: Y015
 
 @_typing.final
 class ExchangedMachines(_message.Message):

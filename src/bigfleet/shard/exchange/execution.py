@@ -1,0 +1,449 @@
+"""Carries exchanges out: acquires what comes, lets what goes leave, and abandons what no longer holds.
+
+docs/spec/exchange.md §7. It hands the decision two inputs: a target composition that has the machines that come, or no
+longer has those that go, and the machines that leave. The decision acquires and reclaims by its own rules, within all
+safety limits. An exchange that is abandoned takes both inputs back; nothing else has to be undone.
+
+One exchange of a cluster is under way at a time. All of it is touched by the shard's loop alone.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
+
+import structlog
+
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.targets import ClassKey, Target, class_key
+from bigfleet.exchange.course import (
+    ExchangeCourse,
+    ExchangeEnd,
+    ExchangePhase,
+    Seen,
+    Sighting,
+    abandoned,
+    begun,
+    drains,
+    followed,
+    joined_by,
+)
+from bigfleet.exchange.sentences import proposal_sentences
+from bigfleet.exchange.values import ExchangeProposal, ExchangeSettings
+from bigfleet.model.clock import NANOS_PER_SECOND, Clock
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need
+from bigfleet.model.states import MachineState
+from bigfleet.shard.audit.log import Audit
+from bigfleet.shard.cycle.composition_plans import CompositionPlans, is_alike
+from bigfleet.shard.cycle.reclaim_delay import FitHolds
+from bigfleet.shard.exchange.exchange_records import (
+    RECORDS_MAX,
+    RETAINED_SECONDS,
+    ExchangeRecord,
+    ExchangeStore,
+    RecordedKind,
+)
+from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
+from bigfleet.shard.sessions.demand import Intake
+from bigfleet.shard.sessions.registry import Sessions
+from bigfleet.shard.status.cycle_publisher import CyclePublisher
+
+#: What an exchange that was abandoned leaves behind is not reclaimed before so long: the cluster is planned again.
+SETTLING_SECONDS: Final = 60.0
+
+_log = structlog.get_logger("bigfleet.shard.exchange.execution")
+
+
+class ExchangeHost(Protocol):
+    """The parts of a shard that an exchange looks at, or acts through."""
+
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def inventory(self) -> Inventory: ...
+    @property
+    def publisher(self) -> CyclePublisher: ...
+    @property
+    def intake(self) -> Intake: ...
+    @property
+    def sessions(self) -> Sessions: ...
+    @property
+    def fit_holds(self) -> FitHolds: ...
+    @property
+    def plans(self) -> CompositionPlans: ...
+    @property
+    def audit(self) -> Audit: ...
+    @property
+    def metrics(self) -> ShardMetrics: ...
+
+
+@dataclass(slots=True)
+class _Running:
+    """An exchange under way."""
+
+    course: ExchangeCourse
+    record: ExchangeRecord
+    #: The cluster's rows that its target was made for.
+    rows: tuple[Need, ...]
+    #: What the decision follows.
+    target: Target
+    #: Machines that the last decision acquired for the cluster, with their classes.
+    acquired: dict[MachineId, ClassKey] = field(default_factory=dict)
+    #: Why the last decision ends it.
+    reason: ExchangeEnd | None = None
+    is_planning: bool = False
+    #: The target without the machines that go, and the rows that it was made for.
+    planned: tuple[Target, tuple[Need, ...]] | None = None
+
+
+class ExchangeExecution:
+    """The exchanges that a shard carries out, and the records of those that ended."""
+
+    def __init__(self, host: ExchangeHost, *, clock: Clock, store: ExchangeStore) -> None:
+        """End what another process began: its machines are found as they are, and count as any others."""
+        self._host = host
+        self._clock = clock
+        self._store = store
+        self._count = 0
+        self._running: dict[str, _Running] = {}
+        #: By cluster: until when nothing of it is reclaimed, and machines that must serve or be gone by then.
+        self._settling: dict[str, tuple[float, frozenset[str]]] = {}
+        #: Ends that are not durable yet, by exchange.
+        self._unwritten: dict[str, ExchangeRecord] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        for record in list(store.records.values()):
+            if not record.ended_unix_nanos:
+                self._put_ended(replace(record, end=ExchangeEnd.RESTARTED.value))
+                self._settling[record.cluster] = (clock.monotonic_seconds() + SETTLING_SECONDS, frozenset())
+        self.export()
+
+    @property
+    def clusters(self) -> list[str]:
+        """The clusters of which an exchange is under way."""
+        return list(self._running)
+
+    # ---- what others read ----------------------------------------------------------------------------------------
+
+    @property
+    def records(self) -> list[ExchangeRecord]:
+        """The exchanges that are under way or ended lately, in the order in which they were begun."""
+        return [self._unwritten.get(each.id, each) for each in self._store.records.values()]
+
+    def course_of(self, cluster: str) -> ExchangeCourse | None:
+        """Return the exchange of a cluster that is under way."""
+        running = self._running.get(cluster)
+        return None if running is None else running.course
+
+    def is_busy(self, cluster: str) -> bool:
+        """Return whether no exchange of the cluster may begin: one is under way, or ended a moment ago."""
+        return cluster in self._running or cluster in self._settling
+
+    def cooling(self, seconds: float) -> frozenset[str]:
+        """Return the machines that went or came in an exchange of the last seconds, also if it was abandoned."""
+        earliest = self._clock.unix_nanos() - int(seconds * NANOS_PER_SECOND)
+        records = [each for each in self.records if (each.ended_unix_nanos or each.begun_unix_nanos) > earliest]
+        return frozenset(machine_id for each in records for machine_id in (*each.goes_ids, *each.came_ids))
+
+    @property
+    def retained(self) -> Set[MachineId]:
+        """The machines that may not be reclaimed now."""
+        if not self._running and not self._settling:
+            return frozenset()
+        found = [running.course.retained for running in self._running.values()]
+        found += [frozenset(self._host.inventory.bound_to(cluster)) for cluster in self._settling]
+        return frozenset(MachineId(machine_id) for machines in found for machine_id in machines)
+
+    # ---- beginning and abandoning --------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        proposal: ExchangeProposal,
+        *,
+        cluster: str,
+        machines: int,
+        rows: Sequence[Need],
+        settings: ExchangeSettings,
+    ) -> bool:
+        """Begin a proposal that is ready; return whether it was begun.
+
+        `machines` are those of the cluster, `rows` those that it was proposed for. It is not begun while another one
+        is under way, for other demand, when one of its machines does not serve, and when it cannot be recorded.
+        """
+        target = self._host.plans.target_of(cluster)
+        now = self._host.intake.table.by_cluster().get(cluster, ())
+        is_possible = proposal.waits_for is None and not self.is_busy(cluster) and is_alike(rows, now)
+        if target is None or not is_possible or len(self._store.records) >= RECORDS_MAX:
+            return False
+        course = begun(
+            proposal,
+            exchange_id=f"x-{self._host.epoch}-{self._count + 1}",
+            cluster=cluster,
+            machines=machines,
+            settings=settings,
+            now_seconds=self._clock.monotonic_seconds(),
+        )
+        is_single_wave = len(course.goes) <= course.budget
+        if proposal.is_gang and not is_single_wave:
+            return False  # a gang moves whole, and no more than the budget may go at a time
+        if any(self._seen(each, cluster).sighting is not Sighting.SERVING for each in course.goes):
+            return False
+        record = ExchangeRecord(
+            id=course.id,
+            cluster=cluster,
+            begun_unix_nanos=self._clock.unix_nanos(),
+            goes_ids=course.goes,
+            goes=tuple(RecordedKind.of(kind, count) for kind, count in proposal.goes),
+            comes=tuple(RecordedKind.of(kind, count) for kind, count in proposal.comes),
+            promised_usd_per_hour=course.promised_usd_per_hour,
+        )
+        if not self._put(record):
+            return False
+        self._count += 1
+        counts = Counter(target.counts)
+        counts.update(dict(course.comes))
+        self._running[cluster] = _Running(course, record, now, replace(target, counts=dict(counts)))
+        self._note("BeginExchange", record, record.promised_usd_per_hour, " ".join(proposal_sentences(proposal)))
+        _log.info("exchange.begun", exchange=record.id, cluster=cluster, machines=len(course.goes))
+        self.export()
+        return True
+
+    def abandon(self, cluster: str, reason: ExchangeEnd) -> None:
+        """End the exchange of a cluster if one is under way."""
+        running = self._running.get(cluster)
+        if running is not None:
+            running.course = abandoned(running.course, reason)
+            self._end(cluster, running)
+
+    # ---- in a cycle ----------------------------------------------------------------------------------------------
+
+    async def options_with(
+        self, view: ColumnSnapshot, demand: Sequence[Need], by_cluster: Mapping[str, tuple[Need, ...]], options: Options
+    ) -> Options:
+        """Follow all exchanges under way; return the options with the target of each cluster, and what leaves.
+
+        Called before each decision.
+        """
+        self._follow_all(by_cluster)
+        options = await self._host.plans.options_with(view, demand, by_cluster, options, self._running.keys())
+        if not self._running:
+            return options
+        for running in self._running.values():
+            if running.course.phase is ExchangePhase.ACQUIRING and running.course.has_all and not running.is_planning:
+                await self._plan(running, view, demand, options)
+        leaving = frozenset[str]().union(*(running.course.leaving for running in self._running.values()))
+        targets = {cluster: running.target for cluster, running in self._running.items()}
+        return replace(options, leaving=leaving, targets={**options.targets, **targets})
+
+    def _follow_all(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> None:
+        now_seconds = self._clock.monotonic_seconds()
+        for cluster, (until_seconds, came) in list(self._settling.items()):
+            if self._is_coming(cluster, came):
+                # Between Create and Configure it is Idle for a moment.
+                self._settling[cluster] = (now_seconds + SETTLING_SECONDS, came)
+            elif until_seconds < now_seconds:
+                del self._settling[cluster]
+        if not self._running:
+            return
+        for cluster, running in list(self._running.items()):
+            self._follow(cluster, running, by_cluster.get(cluster, ()), now_seconds)
+        self.export()
+
+    def decided(self, decision: Decision) -> None:
+        """Note what a decision acquires for clusters in exchange, and what clusters lack."""
+        self._host.plans.decided(decision)
+        if not self._running:
+            return
+        acquired: dict[str, list[MachineId]] = {cluster: [] for cluster in self._running}
+        for row in decision.rows:
+            running = self._running.get(row.need.cluster)
+            if running is None:
+                continue
+            acquired[row.need.cluster] += (*row.bootstraps, *row.provisions)
+            if row.unplaced or row.victims or (row.deficit and not row.impossible):
+                running.reason = ExchangeEnd.SHORTFALL
+            elif row.need.waiting:
+                running.reason = ExchangeEnd.WAITING_PODS
+        for cluster, ids in acquired.items():
+            running = self._running[cluster]
+            machines = [machine for each in ids if (machine := self._host.inventory.get(each)) is not None]
+            running.acquired = {machine.id: class_key(machine) for machine in machines}
+            if Counter(running.acquired.values()) - running.course.missing and running.reason is None:
+                running.reason = ExchangeEnd.NEEDS_MACHINES
+
+    async def close(self) -> None:
+        """Cancel pending plans."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _follow(self, cluster: str, running: _Running, rows: Sequence[Need], now_seconds: float) -> None:
+        found = {str(each): (key, self._seen(each, cluster)) for each, key in running.acquired.items()}
+        on_way = (Sighting.CREATING, Sighting.BINDING, Sighting.SERVING)
+        course = joined_by(running.course, {each: one for each, one in found.items() if one[1].sighting in on_way})
+        seen = {each: self._seen(each, cluster) for each in (*course.goes, *course.came)}
+        refused = frozenset(each for each in course.leaving if self._host.fit_holds.get(MachineId(each)) is not None)
+        course = followed(course, seen, now_seconds=now_seconds, refused=refused)
+        reason = running.reason or self._block_reason(cluster, running, rows)
+        if reason is None and any(one.sighting is Sighting.AWAY for _, one in found.values()):
+            reason = ExchangeEnd.MACHINE_FAILED
+        if reason is not None and course.end is not ExchangeEnd.DONE:
+            # What is seen of machines may follow from it: without a session no machine counts as joined.
+            course = replace(course, phase=ExchangePhase.ENDED, end=reason)
+        if course.phase is ExchangePhase.ACQUIRING and running.planned is not None and course.has_all:
+            record = replace(running.record, came_ids=tuple(sorted(course.came)))
+            # What came cools as well, also after a restart.
+            if self._put(record):
+                running.record, (running.target, running.rows) = record, running.planned
+                course = drains(course, now_seconds)
+                _log.info("exchange.draining", exchange=course.id, cluster=cluster, machines=len(course.goes))
+        running.course = course
+        if course.phase is ExchangePhase.ENDED:
+            self._end(cluster, running)
+
+    def _is_coming(self, cluster: str, came: frozenset[str]) -> bool:
+        """Return whether a machine counts as supply of the cluster that does not serve yet.
+
+        The decision counts on it, and would let others go before it is there.
+        """
+        waits = (Sighting.CREATING, Sighting.BINDING)
+        return any(
+            self._seen(each, cluster).sighting in waits for each in {*came, *self._host.inventory.bound_to(cluster)}
+        )
+
+    def _block_reason(self, cluster: str, running: _Running, rows: Sequence[Need]) -> ExchangeEnd | None:
+        host = self._host
+        if host.intake.is_quarantined(cluster):
+            return ExchangeEnd.QUARANTINED
+        if cluster not in host.sessions.clusters:
+            return ExchangeEnd.OPERATOR_AWAY
+        return None if is_alike(running.rows, rows) else ExchangeEnd.DEMAND_CHANGED
+
+    def _seen(self, machine_id: str, cluster: str) -> Seen:
+        machine = self._host.inventory.get(machine_id)
+        if machine is None:
+            return Seen(Sighting.AWAY)
+        return Seen(self._sighting(machine, cluster), machine.price_usd_per_hour)
+
+    def _sighting(self, machine: Machine, cluster: str) -> Sighting:
+        publisher = self._host.publisher
+        match machine.state:
+            case MachineState.CREATING:
+                return Sighting.CREATING if machine.intended_cluster == cluster else Sighting.AWAY
+            case MachineState.IDLE:
+                return Sighting.IDLE
+            case MachineState.SPECULATIVE | MachineState.DELETING:
+                return Sighting.SPECULATIVE
+        if machine.cluster != cluster:
+            return Sighting.AWAY
+        match machine.state:
+            case MachineState.CONFIGURING:
+                return Sighting.BINDING
+            case MachineState.DRAINING:
+                return Sighting.DRAINING
+            case MachineState.CONFIGURED if publisher.joins.is_unjoined(machine.id):
+                return Sighting.AWAY
+            case MachineState.CONFIGURED:
+                return Sighting.SERVING if publisher.has_joined(machine) else Sighting.BINDING
+        return Sighting.AWAY
+
+    # ---- planning without what goes ------------------------------------------------------------------------------
+
+    async def _plan(self, running: _Running, view: ColumnSnapshot, demand: Sequence[Need], options: Options) -> None:
+        """Plan the cluster without the machines that go; in the background where there are workers."""
+        running.is_planning = True
+        cluster = running.course.cluster
+        rows = self._host.intake.table.by_cluster().get(cluster, ())
+        machines = [self._host.inventory.get(each) for each in running.course.goes]
+        going = Counter(class_key(machine) for machine in machines if machine is not None)
+        answer = await self._host.plans.asked_without(view, demand, options, cluster, going)
+
+        async def plan() -> None:
+            target = None if answer is None else await self._host.plans.held_target(cluster, answer)
+            if target is None:
+                running.reason = running.reason or ExchangeEnd.DOES_NOT_PACK
+            else:
+                running.planned = (target, rows)
+
+        if not self._host.plans.has_workers:
+            await plan()
+            return
+        task = asyncio.create_task(plan(), name=f"exchange of {cluster}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- ends ----------------------------------------------------------------------------------------------------
+
+    def _end(self, cluster: str, running: _Running) -> None:
+        course = running.course
+        assert course.end is not None, "an exchange that ended has a reason"
+        del self._running[cluster]
+        plans = self._host.plans
+        if course.end is ExchangeEnd.DONE:
+            plans.adopt(cluster, running.rows, running.target)
+        else:
+            # Its composition wants machines that may have left, and not those that came.
+            plans.replan(cluster)
+            came = frozenset[str]((*course.came, *running.acquired))
+            self._settling[cluster] = (self._clock.monotonic_seconds() + SETTLING_SECONDS, came)
+        record = replace(
+            running.record,
+            came_ids=tuple(sorted(course.came)),
+            end=course.end.value,
+            realised_usd_per_hour=course.realised_usd_per_hour,
+            left=len(course.gone),
+        )
+        self._put_ended(record)
+        self.export()
+
+    def _put_ended(self, record: ExchangeRecord) -> None:
+        record = replace(record, ended_unix_nanos=self._clock.unix_nanos())
+        if not self._put(record):
+            self._unwritten[record.id] = record
+        self._host.metrics.exchanges_ended.labels(record.end).inc()
+        gone, came = len(record.goes_ids), len(record.came_ids)
+        message = (
+            f"{record.end}: {record.left} of {gone} machines left, {came} came; "
+            f"${record.promised_usd_per_hour:,.2f}/h were promised, ${record.realised_usd_per_hour:,.2f}/h came of it."
+        )
+        self._note("EndExchange", record, record.realised_usd_per_hour, message)
+        _log.info("exchange.ended", exchange=record.id, cluster=record.cluster, end=record.end, left=record.left)
+
+    def _put(self, record: ExchangeRecord) -> bool:
+        """Return whether the record was made durable."""
+        try:
+            self._store.put(record, self._clock.unix_nanos())
+        except OwnershipNotWritten as fault:
+            advice = "an exchange that cannot be recorded is not begun, and its machines do not drain"
+            _log.error("exchange.record_not_written", exchange=record.id, error=str(fault), advice=advice)
+            return False
+        self._unwritten.pop(record.id, None)
+        return True
+
+    def _note(self, kind: str, record: ExchangeRecord, saving_usd_per_hour: float, message: str) -> None:
+        self._host.audit.note_exchange(
+            kind=kind,
+            cluster=record.cluster,
+            machines=len(record.goes_ids),
+            saving_usd_per_hour=saving_usd_per_hour,
+            outcome=record.end or "begun",
+            message=f"{record.id}: {message}",
+            at_unix_nanos=record.ended_unix_nanos or record.begun_unix_nanos,
+        )
+
+    def export(self) -> None:
+        """Set the gauges; writes records again that could not be written."""
+        for record in list(self._unwritten.values()):
+            self._put(record)
+        metrics, records = self._host.metrics, self.records
+        # A shard without records may be made before there is a clock to ask.
+        earliest = self._clock.unix_nanos() - int(RETAINED_SECONDS * NANOS_PER_SECOND) if records else 0
+        ended = [record for record in records if record.ended_unix_nanos > earliest]
+        metrics.exchange_saving.labels("ended").set(sum(each.promised_usd_per_hour for each in ended))
+        metrics.exchange_saving.labels("realised").set(sum(each.realised_usd_per_hour for each in ended))
+        metrics.exchanges_under_way.set(len(self._running))

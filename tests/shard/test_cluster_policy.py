@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.cli.runtime.failures import UsageFault
+from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.cli.shard import process as shard_process
 from bigfleet.cli.shard.command import ShardFlags
@@ -156,7 +157,8 @@ async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_
         await asyncio.to_thread(wait_until, lambda: reads() >= count, f"{count} reads that are {result}")
         return world.shard.policies.plan_settings("a").order
 
-    async with shard_process._files_maintained(PolicyFile(path), None, SystemClock(), world.shard):
+    following = shard_process._files_maintained(PolicyFile(path), None, SystemClock(), world.shard, ServiceNotifier(""))
+    async with following:
         assert world.shard.policies.plan_settings("a").order is MOST
         assert await hang_up("clusters: {a: {scheduler: x}}", "refused", 1) is MOST
         assert await hang_up("clusters: {a: {scheduler: least-allocated}}", "ok", 1) is LEAST

@@ -115,7 +115,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         )
         recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
-        await stack.enter_async_context(_files_maintained(place, audit_file, clock, shard, notifier))
+        await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard, notifier))
         watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
@@ -181,10 +181,14 @@ def _open_audit(place: ShardPlace) -> AuditFile | None:
 
 @asynccontextmanager
 async def _files_maintained(
-    place: ShardPlace, audit_file: AuditFile | None, clock: SystemClock, shard: Shard, notifier: ServiceNotifier
+    policy_file: PolicyFile | None,
+    audit_file: AuditFile | None,
+    clock: SystemClock,
+    shard: Shard,
+    notifier: ServiceNotifier,
 ) -> AsyncIterator[None]:
     """Keep the audit log on disk while the context lasts; on SIGHUP open it again and read the policies again."""
-    loop, asked, policy_file = asyncio.get_running_loop(), asyncio.Event(), place.cluster_policy
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
     tasks: list[asyncio.Task[None]] = []
     if policy_file is not None:
         shard.policies = policy_file.policies

@@ -66,7 +66,7 @@ def test_plain_text_to_a_shard_with_certificates_is_told(shard: SecureShard) -> 
     assert "a shard with TLS needs the --tls- flags" in finished.stderr
 
 
-def test_another_authority_is_told(shard: SecureShard, tmp_path: Path) -> None:
+def test_another_authority_is_named(shard: SecureShard, tmp_path: Path) -> None:
     assert run_here("certs", "dev", str(tmp_path), "--shard", "s1").returncode == 0
 
     finished = run_here("get", "needs", "--addr", shard.address, *shard.flags("readonly", authority=tmp_path))

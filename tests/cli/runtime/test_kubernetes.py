@@ -8,7 +8,7 @@ import pytest
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.kubernetes import ClusterConnection, connect_cluster, find_endpoint
 from bigfleet.operator.kubernetes.access import Right
-from bigfleet.operator.kubernetes.api import ApiError
+from bigfleet.operator.kubernetes.api import INVALID_RESPONSE, ApiError
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.resources import LEASES, PODS, UPCOMING_NODES
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -53,6 +53,14 @@ async def test_a_server_that_is_away_is_named_by_where_it_was_found() -> None:
 
     with pytest.raises(RunFault, match=r"API server of the simulation: .*connection refused"):
         await connection(InMemoryApi(server)).check(RIGHTS, (UPCOMING_NODES,))
+
+
+async def test_an_address_at_which_no_api_server_answers_is_named() -> None:
+    api = InMemoryApi(InMemoryApiServer(LoopClock()))
+    api.faults.refuse = fail_times(1000, ApiError(0, INVALID_RESPONSE, "the answer cannot be read"))
+
+    with pytest.raises(RunFault, match=r"cannot be read; check that an API server answers at http://api$"):
+        await connection(api).check(RIGHTS, (UPCOMING_NODES,))
 
 
 async def test_a_server_that_is_away_for_a_while_is_waited_for() -> None:

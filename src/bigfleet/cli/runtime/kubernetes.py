@@ -19,7 +19,7 @@ from bigfleet.cli.runtime.failures import RunFault, UsageFault, one_line
 from bigfleet.cli.runtime.system import SystemIds, system_rng
 from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.access import ADVICE, Right, missing_rights
-from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi, Resource
+from bigfleet.operator.kubernetes.api import INVALID_RESPONSE, ApiError, KubernetesApi, Resource
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint
 from bigfleet.operator.kubernetes.http import HttpKubernetesApi
 from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
@@ -106,7 +106,9 @@ class ClusterConnection:
 
     def fault(self, error: ApiError) -> RunFault:
         """Return the failure of a process whose API server answered with an error."""
-        return RunFault(f"API server of {self.endpoint.source}: {one_line(error)}")
+        is_foreign = error.reason == INVALID_RESPONSE
+        advice = f"; check that an API server answers at {self.endpoint.server}" if is_foreign else ""
+        return RunFault(f"API server of {self.endpoint.source}: {one_line(error)}{advice}")
 
 
 def find_endpoint(kubeconfig: Path | None, clock: Clock, environment: Mapping[str, str] = os.environ) -> ApiEndpoint:

@@ -474,7 +474,6 @@ class AccessReviewStatus(_Struct):
     """`status` of a SelfSubjectAccessReview. An answer without `allowed` is no review and refuses nothing."""
 
     allowed: bool
-    reason: str = ""
 
 
 class AccessReview(_Struct):

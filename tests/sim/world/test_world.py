@@ -57,6 +57,14 @@ def test_every_invariant_holds(seed: int, record_property: Callable[[str, object
     assert told(result) == []
 
 
+@pytest.mark.slow
+def test_a_reclaim_that_follows_a_refused_one_is_waited_for() -> None:
+    """What was refused is held, which makes another machine excess: a world is not at rest before it is reclaimed."""
+    result = run_plan(draw(2))
+    assert result.reached["pods without another place"] > 0
+    assert told(result) == []
+
+
 def course(seed: int, hash_seed: str) -> str:
     """Return the summary of a seed, run in a process of its own."""
     program = (

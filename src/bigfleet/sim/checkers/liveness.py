@@ -7,7 +7,7 @@ pods of the clusters; the shard is asked only for its verdict on them. Nothing h
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
-from bigfleet.engine.decision import Decision, RowResult
+from bigfleet.engine.decision import ActionKind, Decision, RowResult
 from bigfleet.engine.folding import forms_of
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model import labels, vector
@@ -83,7 +83,22 @@ def unrest(world: World) -> str:
         for name, ownership in world.observations.moves.ownerships.items()
         for machine_id in sorted((*ownership.released, *ownership.reservations))
     ]
-    return ", ".join([*moving, *held, *in_flight, *between][:5])
+    return ", ".join([*moving, *held, *in_flight, *_awaiting_reclaim(shards), *between][:5])
+
+
+def _awaiting_reclaim(shards: Iterable[WatchedShard]) -> list[str]:
+    """Return a sentence for each machine that is to be reclaimed when its delay is over.
+
+    A reclaim that was refused may make another machine excess, long after the last action.
+    """
+    decisions = ((shard, shard.last_decision) for shard in shards)
+    return [
+        f"{action.machine_id} is to be reclaimed"
+        for shard, decided in decisions
+        if decided is not None
+        for action in decided.actions
+        if action.kind is ActionKind.RECLAIM and action.machine_id not in shard.fit_holds.held()
+    ]
 
 
 def _is_moving(world: World, record: Record) -> bool:

@@ -159,6 +159,10 @@ class ShardMetrics:
         self.stockouts = counter("stockouts_total", "Back-offs of capacity pools that were out of stock")
         self.pools_sold_out = gauge("capacity_pools_sold_out", "Capacity pools that are out of stock")
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
+        self.reclaim_waiting_for_replacement_machines = gauge(
+            "reclaim_waiting_for_replacement_machines",
+            "Excess machines that serve until machines that are being created or bound do",
+        )
         self.reclaim_delayed_machines = gauge(
             "reclaim_delayed_machines", "Excess machines that wait for the end of the reclaim delay"
         )

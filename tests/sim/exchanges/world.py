@@ -32,6 +32,8 @@ MINUTE: Final = 60.0
 #: Pods of half a cpu that a machine hosts, by instance type.
 SLOTS: Final[Mapping[str, int]] = {"dear": 8, "cheap": 16}
 RECLAIM_AFTER_SECONDS: Final = 600.0
+#: The most that is wanted, as a share of what is wanted at the beginning.
+DEMAND_SHARE_MAX: Final = 1.2
 SETTINGS: Final = ExchangeSettings(excess_seconds=RECLAIM_AFTER_SECONDS)
 #: Looks are a minute apart, and a restart, like the last look, may come late.
 LATE_SECONDS: Final = 3 * MINUTE
@@ -277,7 +279,7 @@ def _price_back(world: ExchangeWorld) -> None:
 
 def _demand_changes(world: ExchangeWorld) -> None:
     """The cluster wants more, or less, for some time."""
-    world.wanted = round(world.usual * world.random.choice((0.5, 0.8, 0.97, 1.03, 1.2)))
+    world.wanted = round(world.usual * world.random.choice((0.5, 0.8, 0.97, 1.03, DEMAND_SHARE_MAX)))
     world.report()
 
     def restore() -> None:
@@ -288,9 +290,10 @@ def _demand_changes(world: ExchangeWorld) -> None:
 
 
 def _handed_over(world: ExchangeWorld) -> None:
-    """Another shard takes a machine: it is no longer listed here."""
+    """Another shard takes a machine: it is no longer listed here. What is left is enough for the most that is wanted."""
     held = sorted(each.id for each in world.provider.records.values() if each.cluster == "c1")
-    if len(held) > 4:
+    slots = sum(SLOTS[each.instance_type] for each in world.provider.records.values())
+    if len(held) > 4 and slots - max(SLOTS.values()) >= DEMAND_SHARE_MAX * world.usual:
         world.provider.records.pop(world.random.choice(held))
 
 

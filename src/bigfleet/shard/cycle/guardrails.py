@@ -21,6 +21,7 @@ from bigfleet.shard.actuation.backoff import DemandBackoff
 from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
 from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
+from bigfleet.shard.cycle.replacements import serving_for_replacements
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
 from bigfleet.shard.inventory.ingest import NodeLoad
 from bigfleet.shard.metrics import ShardMetrics
@@ -82,6 +83,8 @@ class Guardrails:
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (safety limit 5); replaced, never changed.
         self.excess = ExcessTimers()
+        #: The excess machines of the last cycle that serve until their replacements do (safety limit 6); replaced only.
+        self._serving_on: Set[MachineId] = frozenset()
         metrics.reclaim_after.set(settings.reclaim_after_seconds)
 
     async def enqueue(
@@ -121,6 +124,8 @@ class Guardrails:
         until_seconds, why = (now_seconds, "")
         if since is not None and not self.excess.is_due(machine_id, after_seconds):
             until_seconds, why = since + after_seconds, "excess"
+        elif machine_id in self._serving_on:
+            until_seconds, why = now_seconds + self._settings.cycle_interval_seconds, "replacement_not_ready"
         if hold is not None and hold.until_seconds >= until_seconds:
             until_seconds, why = hold.until_seconds, f"would_not_fit: {hold.text}" if hold.text else "would_not_fit"
         if not why:
@@ -146,11 +151,12 @@ class Guardrails:
         away = self._fit_holds.awaited_sessions()
         overheads = decision.basis.options.overheads if decision.basis is not None else {}
 
-        def choose() -> tuple[ExcessTimers, int, Mapping[str, int], safety_limits.Chosen]:
-            excess = before
+        def choose() -> tuple[ExcessTimers, Set[MachineId], Mapping[str, int], safety_limits.Chosen]:
+            excess, found = before, list(excess_machines(decision.actions))
             if after_seconds > 0:
-                found = excess_machines(decision.actions)
                 excess = before.followed_by(found, now_seconds=now_seconds, is_timer=is_timer)
+            due = [each for each in found if excess.is_due(each, after_seconds) and each not in held]
+            serving_on = serving_for_replacements(snapshot, due, decision)
             chosen = safety_limits.choose(
                 decision.actions,
                 in_flight=in_flight,
@@ -160,6 +166,7 @@ class Guardrails:
                     is_delayable(action)
                     and (
                         action.machine_id in held
+                        or action.machine_id in serving_on
                         or action.cluster in away
                         or not excess.is_due(action.machine_id, after_seconds)
                     )
@@ -172,9 +179,11 @@ class Guardrails:
             )
             going = excess.since_seconds.keys() | left_out
             fullness = self._node_fullness.read(snapshot, going, held=fit_held, overheads=overheads)
-            return excess, excess.waiting(after_seconds), fullness, chosen
+            return excess, serving_on, fullness, chosen
 
-        self.excess, waiting, self.fullness, chosen = await self._compute(choose)
+        self.excess, self._serving_on, self.fullness, chosen = await self._compute(choose)
+        waiting = self.excess.waiting(after_seconds)
+        self._metrics.reclaim_waiting_for_replacement_machines.set(len(self._serving_on))
         self._metrics.reclaim_delayed_machines.set(waiting)
         started = len(self.excess.since_seconds.keys() - before.since_seconds.keys())
         if started:

@@ -290,7 +290,7 @@ def _demand_changes(world: ExchangeWorld) -> None:
 
 
 def _handed_over(world: ExchangeWorld) -> None:
-    """Another shard takes a machine: it is no longer listed here. What is left is enough for the most that is wanted."""
+    """Another shard takes a machine: it is listed here no longer. What is left is enough for the largest demand."""
     held = sorted(each.id for each in world.provider.records.values() if each.cluster == "c1")
     slots = sum(SLOTS[each.instance_type] for each in world.provider.records.values())
     if len(held) > 4 and slots - max(SLOTS.values()) >= DEMAND_SHARE_MAX * world.usual:

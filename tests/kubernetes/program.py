@@ -4,10 +4,11 @@ A program never outlives the tests: it ends with our end of its standard input.
 """
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ _PLAIN = "plain"
 class Program:
     """One `bigfleet` command over its lives; all of them write to one log."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Take the words after `bigfleet`, and variables beside those of the tests."""
         self.name = name
+        self.words = list(arguments)
+        self._environment = {**os.environ, **(environment or {})}
         self.log = log
         self._command = (sys.executable, "-m", "bigfleet.cli.up.child", *arguments)
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +53,12 @@ class Program:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                start_new_session=True,
             )
 
     async def kill(self) -> None:

@@ -1,5 +1,6 @@
 """Where compiled kernels are looked for and kept; the sets here are copies of the one that the tests run on."""
 
+import hashlib
 import os
 import platform
 import re
@@ -250,6 +251,30 @@ def test_two_builds_at_once_end_with_one_sound_set(copied: Path) -> None:
     assert [each.returncode for each in both] == [0, 0]
     assert min(len(lines) for lines in said) == 1
     assert isinstance(examine(copied, current_target()), Manifest)
+
+
+#: Compiles a module whose kernels call others, as a build does.
+COMPILING = """
+import sys
+from pathlib import Path
+from bigfleet.cli.runtime.kernel_build import _compile
+from bigfleet.cli.runtime.kernel_set import current_target
+_compile("bigfleet.recording.kernel", Path(sys.argv[1]), current_target())
+"""
+
+
+@pytest.mark.slow
+def test_equal_sources_compile_to_equal_files(tmp_path: Path) -> None:
+    """An image with kernels has one digest."""
+    contents = []
+    for name in ("one", "two"):
+        environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        (tmp_path / name).mkdir()
+        subprocess.run([sys.executable, "-c", COMPILING, str(tmp_path / name)], env=environment, check=True)
+        files = (tmp_path / name).rglob("*.nbc")
+        contents.append({path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+
+    assert contents[0] == contents[1] != {}
 
 
 def test_targets_have_keys_of_their_own() -> None:

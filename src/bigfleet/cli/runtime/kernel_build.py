@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from bigfleet.cli.runtime.kernel_cache import use_set
 from bigfleet.cli.runtime.kernel_set import (
@@ -121,8 +121,19 @@ def _compile(module: str, directory: Path, target: KernelTarget) -> float:
     """Compile one module in this process; return the seconds that it took."""
     began = time.monotonic()
     use_set(directory, target)
+    _print_without_addresses()
     import_module(module)
     return time.monotonic() - began
+
+
+def _print_without_addresses() -> None:
+    """Let equal sources make equal files: Numba writes into each how it prints the functions that the kernel calls."""
+    dispatcher: Any = import_module("numba.core.dispatcher")
+
+    def named(self: Any) -> str:
+        return f"{type(self).__name__}({self.py_func.__module__}.{self.py_func.__qualname__})"
+
+    dispatcher._DispatcherBase.__repr__ = named
 
 
 def _calls() -> Iterator[tuple[str, set[str]]]:

@@ -231,7 +231,9 @@ class CapacityHints:
             age_seconds = now_seconds - last.at_seconds if last is not None else float("inf")
             if last is not None and last.offer == offer and age_seconds < REFRESH_SECONDS:
                 continue
-            room = rooms.setdefault(cluster, session.outbox.room)
+            room = rooms.get(cluster)
+            if room is None:
+                room = rooms[cluster] = session.outbox.room
             if age_seconds < self._interval_seconds or room <= 0:
                 later[key] = None
                 continue

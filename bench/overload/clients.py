@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -22,12 +22,13 @@ from bench.overload.http2 import DATA, PREFACE, STREAM, Call, frame, message, op
 from bench.overload.scenario import ALLOWED_SECONDS, Flood
 from bench.processes.streams import next_command, raise_file_limit, say
 from bigfleet.cli.runtime.system import configure_logging, run_loop
-from bigfleet.model.frames import CAPABILITY_NEED_STATUS, Hello, RollUp
+from bigfleet.model.frames import CAPABILITY_NEED_STATUS, Hello
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.vector import families, parse_vector, scale
+from bigfleet.rpc.wire.convert_need import need_to_wire
 from bigfleet.rpc.wire.convert_session import operator_frame_to_wire
-from bigfleet.rpc.wire.gen import shard_pb2, shardread_pb2
+from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2, shardread_pb2
 
 _HOST: Final = "127.0.0.1"
 _INSPECT_PATH: Final = b"/bigfleet.v1alpha1.ShardRead/InspectNeeds"
@@ -63,21 +64,29 @@ def hello_of(cluster: str) -> bytes:
 
 def rollup_of(cluster: str, rows: int, variant: int = 0) -> bytes:
     """Return the gRPC message of a roll-up whose rows ask for machines that are not on offer."""
-    unit = parse_vector(_SHAPE)
-    needs = tuple(
-        Need(
-            cluster=ClusterId(cluster),
-            profile=one_type(_ABSENT_TYPE.format(i // _ROWS_PER_TYPE), priority=i % _ROWS_PER_TYPE, bucket=0),
-            aggregate=unit,
-            min_unit=unit,
-            families=families(_SHAPE),
-        )
-        for i in range(rows)
-    )
+    needs = _first_rows(rows)
     if variant:
-        needs = (*needs[:-1], replace(needs[-1], aggregate=scale(unit, variant + 1)))
-    rollup = RollUp(cluster_id=cluster, timestamp_unix_nanos=1, needs=needs)
-    return message(operator_frame_to_wire(rollup).SerializeToString(deterministic=True))
+        needs = (*needs[:-1], need_to_wire(_row(rows - 1, machines=variant + 1)))
+    rollup = capacity_pb2.ClusterCapacityNeeds(cluster_id=cluster, timestamp_unix_nanos=1, needs=needs)
+    return message(shard_pb2.OperatorMessage(rollup=rollup).SerializeToString(deterministic=True))
+
+
+@lru_cache(maxsize=2)
+def _first_rows(rows: int) -> tuple[capacity_pb2.CapacityNeed, ...]:
+    """Return the messages of so many rows; they name no cluster, so that all clusters and variants share them."""
+    return tuple(need_to_wire(_row(number)) for number in range(rows))
+
+
+def _row(number: int, machines: int = 1) -> Need:
+    unit = parse_vector(_SHAPE)
+    priority = number % _ROWS_PER_TYPE
+    return Need(
+        cluster=ClusterId(""),
+        profile=one_type(_ABSENT_TYPE.format(number // _ROWS_PER_TYPE), priority=priority, bucket=0),
+        aggregate=scale(unit, machines),
+        min_unit=unit,
+        families=families(_SHAPE),
+    )
 
 
 class Tally:

@@ -61,7 +61,7 @@ def next_ages(ages: Mapping[ParkingKey, int], results: Iterable[RowResult], *, a
     """
     stalled: dict[ParkingKey, bool] = {}
     for result in results:
-        if result.satisfied or result.need.profile.same_key is None:
+        if result.need.profile.same_key is None or result.satisfied:
             continue
         key = parking_key(result.need)
         is_awaiting = result.unresolved != result.deficit

@@ -62,14 +62,15 @@ def record(ledger: Ledger, results: Iterable[RowResult], *, advance: bool) -> di
     deficits: dict[Fingerprint, Vector] = {}
     units: dict[Fingerprint, Vector] = {}
     for result in results:
-        if not result.unresolved:
+        unresolved = result.unresolved
+        if not unresolved:
             continue
         profile, unit = result.need.profile, result.need.min_unit
         fingerprint = profile.fingerprint
         if fingerprint not in profiles:
-            profiles[fingerprint], deficits[fingerprint], units[fingerprint] = profile, result.unresolved, unit
+            profiles[fingerprint], deficits[fingerprint], units[fingerprint] = profile, unresolved, unit
             continue
-        deficits[fingerprint] = vector.add(deficits[fingerprint], result.unresolved)
+        deficits[fingerprint] = vector.add(deficits[fingerprint], unresolved)
         if units[fingerprint] is not unit:
             units[fingerprint] = vector.maximum(units[fingerprint], unit)
     return {

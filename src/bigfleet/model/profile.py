@@ -88,21 +88,21 @@ class Profile:
     reclamation_bucket: int = 0
     #: The canonical text, derived from the other fields; it identifies the profile everywhere.
     fingerprint: Fingerprint = field(init=False, compare=False)
+    #: Key of the first Same requirement in canonical order, or None; derived, because every cycle asks it of every row
+    #: that is short.
+    same_key: str | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "requirements", tuple(sorted(set(self.requirements))))
         object.__setattr__(self, "spreads", tuple(sorted(set(self.spreads))))
         object.__setattr__(self, "fingerprint", _fingerprint(self))
+        same_key = next((r.key for r in self.requirements if r.operator is Operator.SAME), None)
+        object.__setattr__(self, "same_key", same_key)
 
     @property
     def precedence(self) -> tuple[int, int, int]:
         """(priority, interruption ordinal, reclamation ordinal): higher is served first (§7)."""
         return (self.priority, self.interruption_bucket, self.reclamation_bucket)
-
-    @property
-    def same_key(self) -> str | None:
-        """Key of the first Same requirement in canonical order, or None."""
-        return next((r.key for r in self.requirements if r.operator is Operator.SAME), None)
 
     @property
     def strict_spread(self) -> TopologySpread | None:

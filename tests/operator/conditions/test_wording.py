@@ -43,7 +43,7 @@ def test_what_a_shard_calls_too_large_is_read_from_its_own_sentence() -> None:
         residual={"cpu": 1_002_000},
         reason=UnmetReason.REQUEST_TOO_LARGE,
         parked=False,
-        age_cycles=1,
+        key=need.key,
         decided_key=need.key,
         impossible=(
             Impossibility(shape=0, dimension="cpu", wanted=1_000_000, largest=96_500),
@@ -51,7 +51,7 @@ def test_what_a_shard_calls_too_large_is_read_from_its_own_sentence() -> None:
         ),
     )
 
-    (status,) = statuses([row], {"c"}, {})["c"]
+    (status,) = statuses([row], {"c"}, {}, {need.key: 1})["c"]
 
     assert largest_named(status.message) == (("cpu", 96_500), ("gpu", 0))
 

@@ -1,5 +1,7 @@
 """What is counted by class is what looking at each machine and row would find."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,9 +19,9 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.shard.inventory.machine_shapes import Ask, FleetClasses, classes_of, live_prices
-from bigfleet.shard.status.capacity_hints import HintOffers
+from bigfleet.shard.status.capacity_hints import HintOffer, HintOffers
 from bigfleet.shard.status.cycle_publisher import claimed_machines, taken_rows
-from bigfleet.shard.status.need_status import unmet_rows
+from bigfleet.shard.status.need_status import UnmetRows
 from bigfleet.shard.status.views import ViewContext, need_views
 from tests.engine.proof import in_proportion
 from tests.shard.world import machine
@@ -89,9 +91,46 @@ def test_offers_claims_and_unmet_rows_equal_what_looking_at_each_finds(fleet: Fl
     assert held == {bucket: count for bucket, count in claimed_machines(tuple(decision.rows), b"").items() if count}
 
     short = [row for row in decision.rows if not row.satisfied]
-    unmet = [(id(row.need), row.residual, row.reason) for row in unmet_rows(short, context, fitting)]
+    unmet = [(id(row.need), row.residual, row.reason) for row in UnmetRows().of(short, context, fitting)]
     shown = [(id(row.need), row.residual, row.reason) for row in need_views(decision, context) if not row.satisfied]
     assert sorted(unmet, key=lambda row: row[0]) == sorted(shown, key=lambda row: row[0])
+
+
+@given(fleets(rows_max=8), st.data())
+@settings(max_examples=in_proportion(60), deadline=None)
+def test_offers_that_follow_demand_are_those_that_begin_with_it(fleet: FleetInput, data: st.DataObject) -> None:
+    """Rows come, go and stay the same object; only what asks differently or is offered otherwise counts as changed."""
+    view, pool = column_snapshot(fleet.snapshot), list(fleet.demand)
+    following = HintOffers()
+    before: dict[tuple[str, str], tuple[Ask, HintOffer | None]] = {}
+    taken = st.lists(st.integers(0, max(0, len(view.rows) - 1)), max_size=4, unique=True)
+    for _cycle in range(4):
+        # A row that is an equal copy is another object, and asks the same.
+        rows = [replace(row) if data.draw(st.booleans()) else row for row in pool if data.draw(st.booleans())]
+        by_cluster = {name: [row for row in rows if row.cluster == name] for name in {row.cluster for row in rows}}
+        is_taken = np.array(data.draw(taken) if view.rows else [], np.int64)
+        classes, fitting = FleetClasses().of(view, is_taken)
+
+        changed = following.update(by_cluster, classes, fitting)
+
+        beginning = HintOffers()
+        keys = beginning.update(by_cluster, classes, fitting)
+        now = {key: (_asked_under(key, rows), beginning.offer(key)) for key in keys}
+        assert keys == {(row.cluster, row.fingerprint) for row in rows}
+        assert {key: following.hint(key) for key in keys | before.keys()} == {
+            key: beginning.hint(key) for key in keys | before.keys()
+        }
+        assert all(list(following.of(name)) == list(beginning.of(name)) for name in by_cluster)
+        assert changed == {key for key in keys if now[key] != before.get(key)}
+        before = now
+
+
+def _asked_under(key: tuple[str, str], rows: list[Need]) -> Ask:
+    alike = [row for row in rows if (row.cluster, row.fingerprint) == key]
+    unit = alike[0].min_unit
+    for row in alike:
+        unit = vector.maximum(unit, row.min_unit)
+    return Ask(alike[0].profile.requirements, vector.vector_key(unit))
 
 
 def test_classes_follow_a_vocabulary_that_grows_and_one_that_is_made_anew() -> None:

@@ -10,12 +10,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from bigfleet.engine.columnar.arrays import Bytes, FleetArrays, Int32s, Int64s, Rows, Work
 from bigfleet.engine.columnar.folds import Arranged, Folded, joined
 from bigfleet.engine.columnar.kernels.sweeps import sum_supply
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind, Preemptor, RowResult
+from bigfleet.engine.decision import (
+    RECLAIM_GRACE_SECONDS,
+    Action,
+    ActionKind,
+    Preemptor,
+    RowResult,
+    result_of_nothing,
+)
 from bigfleet.engine.deferred import LazySequence
 from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.model import vector
@@ -27,6 +35,20 @@ from bigfleet.model.vector import Vector
 _IDLE, _SPECULATIVE = int(MachineState.IDLE), int(MachineState.SPECULATIVE)
 _FROM_IDLE = (ActionKind.BOOTSTRAP, "phase1.idle")
 _FROM_SPECULATIVE = (ActionKind.PROVISION, "phase1.speculative")
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True, eq=False)
+class ResultsOfNothing:
+    """Results of rows that hold nothing, of the last rows that were asked for, for the answers of one engine.
+
+    A result follows from its row, which stays the same object while a cluster does not change it: who reads decision
+    after decision gets the same objects, and may keep what it found of them.
+    """
+
+    #: By the id of the row, which its result holds on to.
+    by_need: dict[int, RowResult] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -61,6 +83,7 @@ class ColumnarAnswer:
     victim_machine: Int32s
     reclaimed: Int32s
     released: Int32s
+    results_of_nothing: ResultsOfNothing
     _needs: dict[int, Need] = field(default_factory=dict)
     _tails: "_Tails | None" = None
 
@@ -76,6 +99,40 @@ class ColumnarAnswer:
     def result(self, place: int) -> RowResult:
         """Return the result of the row at a place of the folded list."""
         return self._result(int(self.rows_in_list[place]))
+
+    def is_short(self) -> Flags:
+        """Say of each row whether Phase 1 left it short."""
+        is_short: Flags = self.work.want != 0
+        # Phase 2 serves short rows alone, and may have left them nothing to want.
+        is_short[self.work.taken_row[: self.work.lengths[2]]] = True
+        return is_short
+
+    def results_of(self, rows: Int64s) -> Iterator[RowResult]:
+        """Yield the results of rows; of many that hold nothing each costs a fraction of what it does one by one."""
+        folded, arranged, demand = self.folded, self.arranged, self.demand
+        places = arranged.places[arranged.start[folded.cluster[rows]] + folded.local[rows]]
+        has_nothing = self._has_nothing(rows).tolist()
+        satisfiable = (self.work.satisfiable[rows] != 0).tolist()
+        known, made = self.results_of_nothing.by_need, dict[int, RowResult]()
+        for row, place, is_bare, can_be in zip(rows.tolist(), places.tolist(), has_nothing, satisfiable, strict=True):
+            if not is_bare:
+                yield self._result(row)
+                continue
+            need = demand[place]
+            result = known.get(id(need))
+            if result is None or result.satisfiable is not can_be:
+                result = result_of_nothing(need, satisfiable=can_be)
+            made[id(need)] = result
+            yield result
+        self.results_of_nothing.by_need = made
+
+    def _has_nothing(self, rows: Int64s) -> Flags:
+        """Say of each of the rows whether it is as it was given, holds no machine and has none draining for it."""
+        work, tails = self.work, self._tails_of_all()
+        is_as_given = (self.folded.members[rows] == 0) & (self.newly_parked[rows] == 0) & (work.domain[rows] < 0)
+        held = work.credit_to[rows] - work.credit_from[rows] + work.acquire_to[rows] - work.acquire_from[rows]
+        has_nothing: Flags = is_as_given & (held == 0) & ~tails.is_awaiting[rows]
+        return has_nothing
 
     # ---- actions -----------------------------------------------------------------------------------------------
 
@@ -163,9 +220,7 @@ class ColumnarAnswer:
         return self.demand[int(self.arranged.places[start + self.folded.local[row]])]
 
     def _result(self, row: int) -> RowResult:
-        if self._tails is None:
-            self._tails = _Tails(self)
-        tails, need, ids = self._tails, self.need(row), self.view.ids
+        tails, need, ids = self._tails_of_all(), self.need(row), self.view.ids
         rows = tails.claimed(row)
         # A row that is short holds few machines as a rule, and arrays of few cost more than lists.
         claimed, states = rows.tolist(), self.view.columns.state[rows].tolist()
@@ -195,6 +250,11 @@ class ColumnarAnswer:
             victims=victims,
             freed=freed,
         )
+
+    def _tails_of_all(self) -> "_Tails":
+        if self._tails is None:
+            self._tails = _Tails(self)
+        return self._tails
 
     def _unscaled(self, line: Int64s) -> dict[str, int]:
         sums = line.tolist()
@@ -269,12 +329,10 @@ class RowColumns(LazySequence[RowResult]):
 
     def short(self, also: Set[RowKey] = frozenset()) -> tuple[RowResult, ...]:
         """Return all and only the rows that Phase 1 left short, and those with the keys `also`, in list order."""
-        work = self._answer.work
-        is_short = work.want != 0
-        # Phase 2 serves short rows alone, and may have left them nothing to want.
-        is_short[work.taken_row[: work.lengths[2]]] = True
-        is_short[self._rows_with(also)] = True
-        return tuple(self[place] for place in np.flatnonzero(is_short[self._answer.rows_in_list]).tolist())
+        answer = self._answer
+        is_wanted = answer.is_short()
+        is_wanted[self._rows_with(also)] = True
+        return tuple(answer.results_of(answer.rows_in_list[is_wanted[answer.rows_in_list]]))
 
     def _rows_with(self, keys: Set[RowKey]) -> list[int]:
         """Return the rows with these keys; cost: the rows of their clusters, and one look at the others' numbers."""
@@ -315,6 +373,9 @@ class _Tails:
         self._victims_from = np.searchsorted(rows[victims], of_rows)
         coming_from = np.searchsorted(rows[others], of_rows)
         self._work = work
+        #: Whether machines drain for the row, its victims or others that were picked before.
+        self.is_awaiting = np.zeros(len(answer.rows.mode), np.bool_)
+        self.is_awaiting[rows] = True
         self.held = _sums(answer, work.credited, work.credit_from, work.credit_to)
         self.held += _sums(answer, work.acquired, work.acquire_from, work.acquire_to)
         self.freed = _sums(answer, self._victims, self._victims_from[:-1], self._victims_from[1:])

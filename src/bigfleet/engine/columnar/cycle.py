@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bigfleet.engine.columnar.answer import ColumnarAnswer
+from bigfleet.engine.columnar.answer import ColumnarAnswer, ResultsOfNothing
 from bigfleet.engine.columnar.arrays import (
     MODE_SAME,
     Bytes,
@@ -81,6 +81,7 @@ class Cycle:
     fresh: Flags
     previous: IncrementalState | None
     memo_room: int
+    results_of_nothing: ResultsOfNothing
     on_phase: PhaseListener
     next_state: IncrementalState | None = None
     _is_tied: bool = field(init=False)
@@ -305,4 +306,5 @@ class Cycle:
             victim_machine=work.taken_machine[:taken][victims],
             reclaimed=reclaims(excess, fleet, work, stamps, view=view, tables=tables, options=options),
             released=releases(view, work, orders, tables, options),
+            results_of_nothing=self.results_of_nothing,
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bigfleet.engine.columnar.answer import ColumnarAnswer
+from bigfleet.engine.columnar.answer import ColumnarAnswer, ResultsOfNothing
 from bigfleet.engine.columnar.arrays import Int64s
 from bigfleet.engine.columnar.cycle import Cycle
 from bigfleet.engine.columnar.demand import ColumnarDemand
@@ -81,6 +81,7 @@ class _Knowledge:
         self._orders: Orders | None = None
         self._previous: IncrementalState | None = None
         self._memo_room = 0
+        self._results_of_nothing = ResultsOfNothing()
         #: What the last call was given and came to.
         self._last: tuple[ColumnSnapshot, Int64s, Options, ColumnarAnswer] | None = None
 
@@ -130,6 +131,7 @@ class _Knowledge:
             fresh=fresh,
             previous=previous,
             memo_room=self._memo_room,
+            results_of_nothing=self._results_of_nothing,
             on_phase=on_phase,
         )
         answer = cycle.decide()

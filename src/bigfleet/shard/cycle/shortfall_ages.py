@@ -13,7 +13,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import ParkingKey, RowResult
 from bigfleet.model import vector
 from bigfleet.model.need import RowKey
-from bigfleet.shard.status.views import NO_FAILURES, Failing, short_of, split_residual
+from bigfleet.shard.status.views import NO_FAILURES, Failing, lacks_all, short_of, split_residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,20 +54,24 @@ def next_ages(
     """
     row_ages: dict[RowKey, int] = {}
     lacking = []
+    known, older = ages.rows, int(advance)
     for result in short_rows:
-        key = result.need.key
-        short = short_of(
-            result, result.unresolved, is_refused=key in refused, snapshot=snapshot, failing=failing.get(key)
-        )
-        if key not in refused:
+        need, short = result.need, result.unresolved
+        key = need.key
+        is_refused = key in refused
+        if is_refused or key in failing:
+            short = short_of(result, short, is_refused=is_refused, snapshot=snapshot, failing=failing.get(key))
+        if not is_refused:
             lacking.append(result if short is result.unresolved else replace(result, unresolved=short))
         if not short:
             continue
-        covered = vector.subtract(result.need.aggregate, short)
-        for member, residual in split_residual(result.members, covered):
+        if lacks_all(result, short):
+            row_ages[key] = known[key] + older if key in known else 1
+            continue
+        for member, residual in split_residual(result.members, vector.subtract(need.aggregate, short)):
             if residual:
-                known = ages.rows.get(member.key)
-                row_ages[member.key] = 1 if known is None else known + int(advance)
+                key = member.key
+                row_ages[key] = known[key] + older if key in known else 1
     return ShortfallAges(
         parking=parking.next_ages(ages.parking, short_rows, advance=advance),
         rows=row_ages,

@@ -5,9 +5,9 @@ moved; what is sent is decided on the loop, only where something changed or a hi
 and no decision ever looks at one.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from operator import is_not
 from typing import NamedTuple
@@ -38,10 +38,26 @@ class HintOffer(NamedTuple):
     price_usd_per_hour: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    profile: Profile
+@dataclass(slots=True, eq=False)
+class _Offered:
+    """One distinct ask: who asks it, and what is free for it."""
+
     ask: Ask
+    #: Never empty, but for the time in which rows are exchanged.
+    askers: set[HintKey] = field(default_factory=set)
+    #: None before it was worked out.
+    offer: HintOffer | None = None
+    #: What the machine that is priced offers.
+    supply: Vector = field(default_factory=lambda: vector.ZERO)
+
+
+class _Asked(NamedTuple):
+    """What a cluster asks under one fingerprint."""
+
+    profile: Profile
+    #: The largest min unit among its rows.
+    unit: Vector
+    offered: _Offered
 
 
 class HintOffers:
@@ -50,9 +66,8 @@ class HintOffers:
     def __init__(self) -> None:
         self._asked: dict[str, dict[str, _Asked]] = {}
         self._rows: dict[str, Sequence[Need]] = {}
-        #: Who asks it: all and only the asks of `_asked`.
-        self._askers: defaultdict[Ask, set[HintKey]] = defaultdict(set)
-        self._offers: dict[Ask, tuple[HintOffer, Vector]] = {}
+        #: All and only the asks of `_asked`.
+        self._offered: dict[Ask, _Offered] = {}
         self._made_from: Classes | None = None
 
     def update(self, demand: Mapping[str, Sequence[Need]], classes: Classes, fits: Fits) -> set[HintKey]:
@@ -63,17 +78,22 @@ class HintOffers:
         changed = self._take_demand(demand)
         moved = classes is not self._made_from
         self._made_from = classes
-        for ask in self._askers:
-            known = self._offers.get(ask)
+        for offered in self._offered.values():
+            known = offered.offer
             if known is None or moved:
-                made = self._offers[ask] = _offer(ask, classes, fits)
-                if known is None or made[0] != known[0]:
-                    changed |= self._askers[ask]
+                offered.offer, offered.supply = _offer(offered.ask, classes, fits)
+                if offered.offer != known:
+                    changed |= offered.askers
         return changed
 
     def of(self, cluster: str) -> Iterable[str]:
         """Return the fingerprints that a cluster asks for, in the order of its rows."""
         return self._asked.get(cluster, {})
+
+    def offer(self, key: HintKey) -> HintOffer | None:
+        """Return what is free for a cluster's ask at the moment; None when no operator asks for it any more."""
+        asked = self._asked.get(key[0], {}).get(key[1])
+        return None if asked is None else asked.offered.offer
 
     def hint(self, key: HintKey) -> AvailableCapacity | None:
         """Return the hint of the moment; None when no operator asks for it any more."""
@@ -81,11 +101,12 @@ class HintOffers:
         asked = self._asked.get(cluster, {}).get(fingerprint)
         if asked is None:
             return None
-        offer, supply = self._offers[asked.ask]
+        offer = asked.offered.offer
+        assert offer is not None, "what is asked for has an offer since the last update"
         return AvailableCapacity(
             fingerprint=fingerprint,
             requirements=asked.profile.requirements,
-            resources=vector.format_vector(supply),
+            resources=vector.format_vector(asked.offered.supply),
             available_count=offer.machines,
             confidence=offer.confidence,
             price_usd_per_hour=offer.price_usd_per_hour,
@@ -94,44 +115,60 @@ class HintOffers:
     def _take_demand(self, demand: Mapping[str, Sequence[Need]]) -> set[HintKey]:
         changed: set[HintKey] = set()
         for cluster in self._rows.keys() - demand.keys():
-            self._forget(cluster)
+            self._exchange(cluster, {})
+            del self._rows[cluster], self._asked[cluster]
         # Of thousands of clusters some have reported again, which is seen without a step of Python for each.
         is_new = map(is_not, map(self._rows.get, demand), demand.values())
         for cluster in list(compress(demand, is_new)):
-            rows = demand[cluster]
+            self._rows[cluster] = rows = demand[cluster]
             before = self._asked.get(cluster, {})
-            self._forget(cluster)
-            self._rows[cluster] = rows
-            now = self._asked[cluster] = _asked(rows)
+            now = self._exchange(cluster, _units(rows))
             for fingerprint, asked in now.items():
-                self._askers[asked.ask].add((cluster, fingerprint))
                 known = before.get(fingerprint)
-                if known is None or known.ask != asked.ask:
+                if known is None or known.offered is not asked.offered:
                     changed.add((cluster, fingerprint))
-        for ask in [ask for ask, askers in self._askers.items() if not askers]:
-            del self._askers[ask]
-            self._offers.pop(ask, None)
+        for offered in [offered for offered in self._offered.values() if not offered.askers]:
+            del self._offered[offered.ask]
         return changed
 
-    def _forget(self, cluster: str) -> None:
-        self._rows.pop(cluster, None)
-        for fingerprint, asked in self._asked.pop(cluster, {}).items():
-            self._askers[asked.ask].discard((cluster, fingerprint))
+    def _exchange(self, cluster: str, units: Mapping[str, tuple[Profile, Vector]]) -> dict[str, _Asked]:
+        """Put what a cluster asks in the place of what it asked before, and return it.
+
+        A row that stays the same object costs next to nothing: a change of one among 20,000 is a change of one.
+        """
+        before = self._asked.get(cluster, {})
+        now: dict[str, _Asked] = {}
+        for fingerprint, (profile, unit) in units.items():
+            known = before.get(fingerprint)
+            if known is not None and known.profile is profile and known.unit is unit:
+                now[fingerprint] = known
+                continue
+            ask = Ask(profile.requirements, vector.vector_key(unit))
+            offered = self._offered.get(ask)
+            if offered is None:
+                offered = self._offered[ask] = _Offered(ask)
+            offered.askers.add((cluster, fingerprint))
+            now[fingerprint] = _Asked(profile, unit, offered)
+        for fingerprint, known in before.items():
+            asked = now.get(fingerprint)
+            if asked is None or asked.offered is not known.offered:
+                known.offered.askers.discard((cluster, fingerprint))
+        self._asked[cluster] = now
+        return now
 
 
-def _asked(rows: Sequence[Need]) -> dict[str, _Asked]:
+def _units(rows: Sequence[Need]) -> dict[str, tuple[Profile, Vector]]:
     """Return what is asked by fingerprint: a machine that counts must hold the largest min unit among its rows."""
     units: dict[str, tuple[Profile, Vector]] = {}
     for row in rows:
-        known = units.get(row.fingerprint)
+        profile, unit = row.profile, row.min_unit
+        fingerprint = profile.fingerprint
+        known = units.get(fingerprint)
         if known is None:
-            units[row.fingerprint] = (row.profile, row.min_unit)
-        elif known[1] is not row.min_unit and known[1] != row.min_unit:
-            units[row.fingerprint] = (row.profile, vector.maximum(known[1], row.min_unit))
-    return {
-        fingerprint: _Asked(profile, Ask(profile.requirements, vector.vector_key(unit)))
-        for fingerprint, (profile, unit) in units.items()
-    }
+            units[fingerprint] = (profile, unit)
+        elif known[1] is not unit and known[1] != unit:
+            units[fingerprint] = (profile, vector.maximum(known[1], unit))
+    return units
 
 
 def _offer(ask: Ask, classes: Classes, fits: Fits) -> tuple[HintOffer, Vector]:
@@ -186,19 +223,23 @@ class CapacityHints:
         for key in self._due:
             cluster, fingerprint = key
             session = sessions.of(cluster)
-            hint = offers.hint(key)
-            if session is None or hint is None:
+            offer = offers.offer(key)
+            if session is None or offer is None:
                 self._sent.get(cluster, {}).pop(fingerprint, None)
                 continue
-            offer = HintOffer(hint.available_count, hint.confidence, hint.price_usd_per_hour)
             last = self._sent.get(cluster, {}).get(fingerprint)
             age_seconds = now_seconds - last.at_seconds if last is not None else float("inf")
             if last is not None and last.offer == offer and age_seconds < REFRESH_SECONDS:
                 continue
-            room = rooms.setdefault(cluster, session.outbox.room)
+            room = rooms.get(cluster)
+            if room is None:
+                room = rooms[cluster] = session.outbox.room
             if age_seconds < self._interval_seconds or room <= 0:
                 later[key] = None
                 continue
+            # Made only for what is sent: of a session without room tens of thousands may wait.
+            hint = offers.hint(key)
+            assert hint is not None, "an offer has a hint"
             rooms[cluster] = room - 1
             session.outbox.put(hint)
             self._sent.setdefault(cluster, {})[fingerprint] = _Sent(offer, now_seconds)

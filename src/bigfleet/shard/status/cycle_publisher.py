@@ -35,11 +35,11 @@ from bigfleet.shard.status.latency import PhaseTimes, ProvisioningLatency
 from bigfleet.shard.status.limit_status import LimitedDemand
 from bigfleet.shard.status.need_status import (
     NeedStatusPublisher,
+    UnmetRows,
     coming_needs,
     missing_machines,
     shortfall_counts,
     statuses,
-    unmet_rows,
 )
 from bigfleet.shard.status.views import ViewContext
 
@@ -156,6 +156,7 @@ class CyclePublisher:
         #: Used off the loop, by one cycle at a time.
         self._offers = HintOffers()
         self._classes = FleetClasses()
+        self._unmet = UnmetRows()
 
     # ---- what happens between cycles ----------------------------------------------------------------------------
 
@@ -269,9 +270,9 @@ class CyclePublisher:
         taken = taken_rows(decision, context, subscribers.busy)
         classes, fits = self._classes.of(context.snapshot, taken)
         changed = self._offers.update(subscribers.demand, classes, fits)
-        unmet = unmet_rows(short, context, fits)
+        unmet = self._unmet.of(short, context, fits)
         judged = subscribers.judged.keys()
-        rows_by_cluster = statuses(unmet, judged, subscribers.refusal_texts)
+        rows_by_cluster = statuses(unmet, judged, subscribers.refusal_texts, context.row_ages)
         rows_by_cluster = subscribers.limits.statuses(rows_by_cluster, judged)
         demand = claimed_machines(decision.rows, subscribers.buckets)
         if unmet:
@@ -290,7 +291,7 @@ class CyclePublisher:
             hints_changed=changed,
             verdicts=list(due),
             demand_machines=demand,
-            shortfall_rows=shortfall_counts(unmet),
+            shortfall_rows=shortfall_counts(unmet, context.row_ages),
         )
 
     def publish_hints(self, effects: CycleEffects) -> None:
@@ -314,7 +315,9 @@ class CyclePublisher:
         metrics.shortfalls.set(len(ledger))
         for ordinal in ORDINALS:
             metrics.demand_machines.labels(bucket_label(ordinal)).set(effects.demand_machines.get(ordinal, 0))
-        aged = Counter(age_class(shortfall.age_cycles) for shortfall in ledger.values())
+        aged: Counter[str] = Counter()
+        for age_cycles, shortfalls in Counter(shortfall.age_cycles for shortfall in ledger.values()).items():
+            aged[age_class(age_cycles)] += shortfalls
         for age in AGE_CLASSES:
             metrics.shortfalls_aged.labels(age).set(aged[age])
         self._seen_shortfalls.update(effects.shortfall_rows)

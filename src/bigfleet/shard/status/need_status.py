@@ -6,7 +6,6 @@ over the rows that are short, and over no others; a verdict changes nothing abou
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from math import ceil
 from typing import NamedTuple
 
@@ -46,58 +45,121 @@ _ON_THEIR_WAY = (MachineState.CREATING, MachineState.CONFIGURING)
 _PARKED = "no single domain can hold the whole group; it is tried again from time to time"
 
 
-@dataclass(frozen=True, slots=True)
-class Unmet:
+class Unmet(NamedTuple):
     """One reported row that the last cycle left short."""
 
     need: Need
-    #: What it asks of each machine; rows of one profile and min unit share the object.
+    #: What it asks of each machine; most rows that ask for the same share the object.
     ask: Ask
     residual: Vector
     reason: UnmetReason
     parked: bool
-    #: Timer cycles as a shortfall; 0 while victims cover it.
-    age_cycles: int
-    #: The row as decided on, which is what an operator refuses.
+    #: The reported row, and the row as decided on, which is what an operator refuses.
+    key: RowKey
     decided_key: RowKey
     #: Demand of the row that no known machine can host, even empty.
     impossible: tuple[Impossibility, ...] = ()
 
 
-def unmet_rows(short: Iterable[RowResult], context: ViewContext, fits: Fits) -> list[Unmet]:
-    """Return the reported rows that are short, in list order; what victims will cover is still short."""
-    found = []
-    # An ask takes longer to hash than everything else here. The rows hold on to their min units, so an id is one unit.
-    asks: dict[tuple[str, int], tuple[Ask, bool]] = {}
-    sold_out = SoldOutShapes(context.snapshot, context.options)
-    for result in short:
-        key = result.need.key
-        for member, residual in residuals_of(result, context):
-            if not residual:
+class _Found(NamedTuple):
+    """What was found of a result, and what that depends on beside it."""
+
+    result: RowResult
+    unmet: Unmet
+    has_supply: bool
+    is_sold_out: bool
+
+
+class UnmetRows:
+    """Finds the reported rows that are short, and why. Used off the loop, by one caller at a time.
+
+    Tens of thousands of rows may stay short from cycle to cycle. What was found of one that lacks all of its aggregate
+    is used again as long as its result is the same object, and machines match it, or are sold out, as they were.
+    """
+
+    def __init__(self) -> None:
+        #: By the id of the result, of the last cycle; without rows that are refused or whose creations fail.
+        self._found: dict[int, _Found] = {}
+
+    def of(self, short: Iterable[RowResult], context: ViewContext, fits: Fits) -> list[Unmet]:
+        """Return the rows, in list order; what victims will cover is still short."""
+        rows, asks = list[Unmet](), _Asks(fits)
+        former, found = self._found, dict[int, _Found]()
+        could_host = SoldOutShapes(context.snapshot, context.options).could_host
+        refused, failing = context.refused, context.failing
+        for result in short:
+            need, known = result.need, former.get(id(result))
+            key = need.key if known is None else known.unmet.decided_key
+            is_refused, is_failing = key in refused, key in failing
+            if (
+                known is not None
+                and not (is_refused or is_failing)
+                and asks.has_supply(known.unmet.ask) is known.has_supply
+                and could_host(need) is known.is_sold_out
+            ):
+                found[id(result)] = known
+                rows.append(known.unmet)
                 continue
-            parts = (member.profile.fingerprint, id(member.min_unit))
-            known = asks.get(parts)
-            if known is None:
-                ask = Ask.of(member)
-                known = asks[parts] = ask, bool(fits.fitting(ask).any())
-            reason = reason_of(
-                result,
-                is_refused=key in context.refused,
-                lacks_stock=key in context.failing or sold_out.could_host(member),
-                has_supply=known[1],
-            )
-            age_cycles = context.row_ages.get(member.key, 0)
-            parked, impossible = result.need.parked, result.impossible
-            found.append(Unmet(member, known[0], residual, reason, parked, age_cycles, key, impossible))
-    return found
+            for member, residual in residuals_of(result, context):
+                if not residual:
+                    continue
+                ask, has_supply = asks.of(member)
+                is_sold_out = could_host(member)
+                lacks_stock = is_failing or is_sold_out
+                reason = reason_of(result, is_refused=is_refused, lacks_stock=lacks_stock, has_supply=has_supply)
+                own_key = key if member is need else member.key
+                unmet = Unmet(member, ask, residual, reason, need.parked, own_key, key, result.impossible)
+                rows.append(unmet)
+                if residual is need.aggregate and not (is_refused or is_failing):
+                    found[id(result)] = _Found(result, unmet, has_supply, is_sold_out)
+        self._found = found
+        return rows
+
+
+class _Asks:
+    """What rows ask, and whether some machine could serve it."""
+
+    def __init__(self, fits: Fits) -> None:
+        self._fits = fits
+        self._known: dict[Ask, tuple[Ask, bool]] = {}
+        # An ask takes longer to make and to hash than the rest of a row. The rows hold on to their min units, and to
+        # asks that were made before, so that an id is one of them.
+        self._by_parts: dict[tuple[str, int], tuple[Ask, bool]] = {}
+        self._by_id: dict[int, bool] = {}
+
+    def of(self, need: Need) -> tuple[Ask, bool]:
+        """Return what a row asks, and whether a machine of the fleet matches it and holds its min unit."""
+        parts = (need.profile.fingerprint, id(need.min_unit))
+        found = self._by_parts.get(parts)
+        if found is None:
+            found = self._by_parts[parts] = self._equal(Ask.of(need))
+        return found
+
+    def has_supply(self, ask: Ask) -> bool:
+        """Say whether a machine of the fleet matches an ask that was made in an earlier cycle."""
+        known = self._by_id.get(id(ask))
+        if known is None:
+            known = self._by_id[id(ask)] = self._equal(ask)[1]
+        return known
+
+    def _equal(self, ask: Ask) -> tuple[Ask, bool]:
+        known = self._known.get(ask)
+        if known is None:
+            known = self._known[ask] = ask, bool(self._fits.fitting(ask).any())
+        return known
 
 
 # ---- gauges ------------------------------------------------------------------------------------------------------
 
 
-def shortfall_counts(unmet: Iterable[Unmet]) -> Counter[tuple[UnmetReason, str]]:
-    """Return the entries of the row ledger by reason and priority class."""
-    return Counter((row.reason, priority_class(row.need.profile.priority)) for row in unmet if row.age_cycles)
+def shortfall_counts(unmet: Iterable[Unmet], ages: Mapping[RowKey, int]) -> Counter[tuple[UnmetReason, str]]:
+    """Return the entries of the row ledger by reason and priority class; `ages` are those of the row ledger."""
+    counts: Counter[tuple[UnmetReason, str]] = Counter()
+    # Rows share their priorities, so that few of them have to be put into a class.
+    by_priority = Counter((row.need.profile.priority, row.reason) for row in unmet if row.key in ages)
+    for (priority, reason), rows in by_priority.items():
+        counts[reason, priority_class(priority)] += rows
+    return counts
 
 
 def missing_machines(unmet: Sequence[Unmet], prices_usd_per_hour: Prices, fits: Fits) -> Counter[int]:
@@ -108,13 +170,20 @@ def missing_machines(unmet: Sequence[Unmet], prices_usd_per_hour: Prices, fits: 
     """
     counts: Counter[int] = Counter()
     units: dict[tuple[int, tuple[str, ...]], Vector | None] = {}
+    # Amounts that were written alike are one object, so that most rows lack what another one does. The rows hold on to
+    # both, so that an id is one object.
+    known: dict[tuple[int, int], int] = {}
     for row in unmet:
-        key = (id(row.ask), tuple(sorted(row.residual)))
-        if key not in units:
-            units[key] = _cheapest_unit(row.ask, key[1], prices_usd_per_hour, fits)
-        unit = units[key] or row.need.min_unit
-        lacking = [ceil(milli / unit[name]) for name, milli in row.residual.items() if name in unit]
-        counts[row.need.profile.interruption_bucket] += max(lacking, default=1)
+        parts = (id(row.ask), id(row.residual))
+        machines = known.get(parts)
+        if machines is None:
+            key = (parts[0], tuple(sorted(row.residual)))
+            if key not in units:
+                units[key] = _cheapest_unit(row.ask, key[1], prices_usd_per_hour, fits)
+            unit = units[key] or row.need.min_unit
+            lacking = [ceil(milli / unit[name]) for name, milli in row.residual.items() if name in unit]
+            machines = known[parts] = max(lacking, default=1)
+        counts[row.need.profile.interruption_bucket] += machines
     return counts
 
 
@@ -128,19 +197,27 @@ def _cheapest_unit(ask: Ask, names: tuple[str, ...], prices_usd_per_hour: Prices
 # ---- frames ------------------------------------------------------------------------------------------------------
 
 
-def statuses(unmet: Iterable[Unmet], clusters: Set[str], texts: Mapping[RowKey, str]) -> dict[str, list[NeedStatus]]:
-    """Return the statuses of the clusters' unmet rows, list order, one row more than may be sent."""
+def statuses(
+    unmet: Iterable[Unmet], clusters: Set[str], texts: Mapping[RowKey, str], ages: Mapping[RowKey, int]
+) -> dict[str, list[NeedStatus]]:
+    """Return the statuses of the clusters' unmet rows, list order, one row more than may be sent.
+
+    `ages` are timer cycles as a shortfall, by reported row; a row that victims cover has none.
+    """
     found: defaultdict[str, list[NeedStatus]] = defaultdict(list)
+    has_room = set(clusters)
     for row in unmet:
         cluster = row.need.cluster
-        if cluster in clusters and len(found[cluster]) <= ROWS_MAX:
+        if cluster in has_room:
+            if len(found[cluster]) == ROWS_MAX:
+                has_room.discard(cluster)
             found[cluster].append(
                 NeedStatus(
                     fingerprint=row.need.fingerprint,
                     group=row.need.group,
                     residual=vector.format_vector(row.residual, row.need.families),
                     reason=row.reason,
-                    age_cycles=row.age_cycles,
+                    age_cycles=ages.get(row.key, 0),
                     parked=row.parked,
                     message=_sentence(row, texts),
                 )

@@ -17,7 +17,8 @@ import yaml
 
 from bigfleet.rpc.clients.shardread import ShardReader
 from bigfleet.rpc.wire.gen import shardread_pb2
-from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet, run_here
+from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet
+from tests.commands import run_here
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, serving
 

@@ -292,7 +292,14 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-    ("what", "columns"), [("machines", 80), ("clusters", 80), ("needs", 160), ("actions", 160), ("sessions", 160)]
+    ("what", "columns"),
+    [
+        ("machines", 80),
+        ("needs", 160),
+        pytest.param("clusters", 80, marks=pytest.mark.slow),
+        pytest.param("actions", 160, marks=pytest.mark.slow),
+        pytest.param("sessions", 160, marks=pytest.mark.slow),
+    ],
 )
 def test_a_table_fits_its_terminal(fleet: LiveFleet, what: str, columns: int) -> None:
     """No line is longer; columns that had no room are named below."""

@@ -56,7 +56,7 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 	@$(BIN)/bigfleet kernels build
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
-# half of what CI runs, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
+# a fifth of what CI runs, and properties a quarter, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 

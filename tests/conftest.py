@@ -15,9 +15,11 @@ from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.cli.runtime.program import VALIDATE_VARIABLE
 from bigfleet.model.validation import switch_validation_on
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
+from tests.engine.proof import in_proportion
 
-# No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept.
-settings.register_profile("bigfleet", settings(), deadline=None)
+# No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept. A property
+# that sets no number runs Hypothesis's 100 examples at CI's number of fleets, and a quarter of them in a quick look.
+settings.register_profile("bigfleet", settings(), deadline=None, max_examples=min(100, in_proportion(400)))
 settings.load_profile("bigfleet")
 
 #: Property that a test leaves for each case it ran: (kind, "plain" or "topology").

@@ -6,23 +6,19 @@ bootstrap. `blue` asks for machines that there are and for one kind that there i
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from io import StringIO
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
 from typing import Any
-from unittest.mock import patch
 
 import grpc
 
-from bigfleet.cli.main import main
-from bigfleet.cli.runtime import system as runtime
 from bigfleet.engine.columnar.engine import warm_up
 from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2, shard_pb2_grpc
+from tests.commands import run_here
 from tests.patience import wait_until
 from tests.processes import free_port, serving
 
@@ -50,21 +46,6 @@ DEMAND = {
     ],
     "green": [_need("3", 200, "gang-1", key="topology.kubernetes.io/zone", operator=_SAME)],
 }
-
-
-def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, as `tests.processes.run_bigfleet` does in one of its own, a second faster.
-
-    It logs nothing: how a process logs would stay with the tests that follow.
-    """
-    out, err, code = StringIO(), StringIO(), 0
-    silent = patch.object(runtime, "configure_logging", lambda *_arguments: None)
-    with silent, patch.object(sys, "argv", ["bigfleet", *arguments]), redirect_stdout(out), redirect_stderr(err):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 0
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 class LiveFleet:

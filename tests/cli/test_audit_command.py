@@ -10,6 +10,7 @@ from bigfleet.cli.flags.values import parse_size_bytes
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.shard.audit.log import GENESIS, chained
 from bigfleet.shard.audit.verification import FINDINGS_MAX
+from tests.commands import run_here
 from tests.processes import run_bigfleet
 
 
@@ -124,7 +125,7 @@ def test_an_anchor_that_is_none_is_refused(log: list[Path], anchor: str) -> None
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Missing, or no file at all."""
     for path, finding in [(tmp_path / "missing", "does not exist"), (tmp_path, "is no file")]:
-        said = run_bigfleet("audit", "verify", str(path))
+        said = run_here("audit", "verify", str(path))
         assert (said.returncode, said.stderr) == (2, f"bigfleet: {path}: {finding}; name a file of the log\n")
 
 

@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from bigfleet.cli.coordinator.command import CoordinatorFlags
 from bigfleet.coordinator.leader_term import CoordinatorSettings
 from bigfleet.rpc.servers.coordinator import SERVICE_NAME
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 from tests.coordinator.coordinator_process import Running, coordinator
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.processes import free_port, run_bigfleet
+from tests.processes import free_port
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec" / "coordinator.md"
 ZONE = "topology.kubernetes.io/zone"
@@ -248,7 +248,7 @@ def test_an_address_in_use_ends_the_start_in_one_line(tmp_path: Path, flag: str)
         addresses[flag] = f"127.0.0.1:{holder.getsockname()[1]}"
         flags = [part for pair in addresses.items() for part in pair]
         # In a process of its own: what its end may leave behind is told when everything is taken down.
-        done = run_bigfleet("coordinator", "--store", f"sqlite://{tmp_path}/c.db", *flags)
+        done = run_here("coordinator", "--store", f"sqlite://{tmp_path}/c.db", *flags)
 
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert flag in done.stderr

@@ -18,8 +18,8 @@ from bigfleet.engine.explain.records import Record, Reporter, RowRef, RowStarted
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.need import Need
+from tests.commands import run_here
 from tests.engine_cases import CASES_DIRECTORY, load_fleets
-from tests.processes import run_bigfleet
 
 GOOD = {"name": "good", "stage": "table", "fn": "bucket_upper_dollars", "rows": [{"in": 3, "out": 1.0}]}
 WRONG = {"name": "wrong", "stage": "table", "fn": "bucket_upper_dollars", "rows": [{"in": 3, "out": 2.0}]}
@@ -106,7 +106,7 @@ def test_a_folder_without_a_readable_case_file_is_refused(tmp_path: Path) -> Non
 def test_an_unknown_engine_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageFault, match="--engine: 'fast' is unknown; choose one of reference, columnar, both"):
         engine_named("fast")
-    finished = run_bigfleet("engine", "check", str(CASES_DIRECTORY), "--engine", "fast")
+    finished = run_here("engine", "check", str(CASES_DIRECTORY), "--engine", "fast")
     assert (finished.returncode, len(finished.stderr.splitlines())) == (2, 1)
     assert "'fast' is unknown" in finished.stderr
 
@@ -147,7 +147,7 @@ def test_decide_refuses_a_file_without_fleets_and_a_place_that_cannot_be_written
     assert "the file has no fleet" in refusal("decide", str(tmp_path / "empty.jsonl"), "--out", str(tmp_path / "o"))
     assert "No such file" in refusal("decide", str(tmp_path / "absent.jsonl"), "--out", str(tmp_path / "o"))
     fleets = str(CASES_DIRECTORY / "decisions.jsonl")
-    finished = run_bigfleet("engine", "decide", fleets, "--out", str(tmp_path / "no" / "dir"))
+    finished = run_here("engine", "decide", fleets, "--out", str(tmp_path / "no" / "dir"))
     assert (finished.returncode, len(finished.stderr.splitlines())) == (1, 1)
 
 

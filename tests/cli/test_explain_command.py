@@ -9,7 +9,8 @@ from bigfleet.cli.explain.command import _row_meant
 from bigfleet.cli.explain.page import ALIKE_MAX, _lines
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.rpc.clients.shardread import ShardReader
-from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet, run_here
+from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet
+from tests.commands import run_here
 from tests.processes import free_port
 
 

@@ -1,5 +1,7 @@
 """The help of every command: whole option names at 80 columns, no command without a description."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from bigfleet.cli.main import app
+from bigfleet.cli.main import RootGroup, app
 
 COLUMNS = 80
 
@@ -50,3 +52,30 @@ def test_a_group_shows_whole_sentences() -> None:
     shown = CliRunner().invoke(app, ["get", "--help"], terminal_width=COLUMNS).output
 
     assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize("name", RootGroup.sources)
+def test_the_help_of_the_root_says_what_each_command_says(name: str) -> None:
+    """The root's help is shown without loading the commands, so it has their first sentences."""
+    root: Any = typer.main.get_command(app)
+    command = root.commands[name]
+
+    assert RootGroup.sources[name].summary == command.get_short_help_str(400)
+    assert not command.hidden
+
+
+def test_a_call_loads_no_other_command() -> None:
+    """Each process would pay for all of them."""
+    program = (
+        "import sys\n"
+        "from bigfleet.cli.main import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "print(*sorted(each for each in sys.modules if each.startswith('bigfleet.cli.') and each.endswith('.command')))"
+    )
+
+    def loaded(*arguments: str) -> str:
+        call = [sys.executable, "-c", program, *arguments]
+        return subprocess.run(call, check=True, capture_output=True, text=True).stdout.splitlines()[-1]
+
+    assert loaded("--help") == ""
+    assert loaded("audit", "--help") == "bigfleet.cli.audit.command"

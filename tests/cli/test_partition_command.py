@@ -17,7 +17,7 @@ from bigfleet.cli.partition.picture import picture_of
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.partition.cluster import read_cluster
 from bigfleet.partition.document import decode
-from tests.processes import run_bigfleet
+from tests.commands import run_here
 
 CASES = Path(__file__).parent.parent / "cases" / "hail"
 FILLED = CASES / "017-drbd-fill.json"
@@ -128,7 +128,7 @@ def test_a_missing_file_and_a_place_that_takes_no_picture_are_named(tmp_path: Pa
         run("show", str(tmp_path / "nowhere"))
     with pytest.raises(RunFault, match="--svg"):
         run("show", str(FILLED), "--svg", str(tmp_path / "no" / "folder"))
-    finished = run_bigfleet("partition", "show", str(tmp_path / "nowhere"))
+    finished = run_here("partition", "show", str(tmp_path / "nowhere"))
     assert (finished.returncode, finished.stdout) == (2, "")
 
 
@@ -201,7 +201,7 @@ EXAMPLES = re.compile(r"```console\n\$ bigfleet ([^\n]*)\n(.*?)```\n", re.DOTALL
 @pytest.mark.parametrize(("command", "shown"), EXAMPLES.findall(PAGE.read_text(encoding="utf-8")))
 def test_an_example_of_the_page_prints_what_the_page_shows(tmp_path: Path, command: str, shown: str) -> None:
     (tmp_path / "message.json").write_bytes((CASES / "001-design-quarter.json").read_bytes())
-    finished = run_bigfleet(*command.split(), cwd=tmp_path)
+    finished = run_here(*command.split(), cwd=tmp_path)
     printed = [line.rstrip() for line in (finished.stderr + finished.stdout).splitlines()]
 
     assert shown.rstrip("\n").splitlines() == printed

@@ -25,6 +25,7 @@ from bigfleet.conformance.ports import (
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.clients.conformance import GrpcConnection, message_of
 from bigfleet.rpc.servers.provider import SERVICE
+from tests.commands import run_here
 from tests.processes import bigfleet, free_port, run_bigfleet, serving
 
 PROVIDER = shlex.join(
@@ -58,7 +59,7 @@ def test_a_running_provider_is_certified(tmp_path: Path) -> None:
 
 def test_a_provider_with_certificates_is_certified_by_an_admin(tmp_path: Path) -> None:
     certs = tmp_path / "certs"
-    assert run_bigfleet("certs", "dev", str(certs), "--shard", "s1").returncode == 0
+    assert run_here("certs", "dev", str(certs), "--shard", "s1").returncode == 0
     flags = {
         holder: (
             "--tls-cert",
@@ -78,7 +79,7 @@ def test_a_provider_with_certificates_is_certified_by_an_admin(tmp_path: Path) -
 
 def test_a_launched_provider_is_tried_and_what_is_left_out_is_incomplete(tmp_path: Path) -> None:
     only = "LIFE-4,EDGE-13,FENCE-3,RACE-6,META-1,META-3,FUZZ-4"
-    done = run_bigfleet("conformance", "--launch", LAUNCH, "--only", only, "--out", str(tmp_path))
+    done = run_here("conformance", "--launch", LAUNCH, "--only", only, "--out", str(tmp_path))
 
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[-2].startswith("INCOMPLETE: 7 passed")
@@ -88,7 +89,7 @@ def test_a_launched_provider_is_tried_and_what_is_left_out_is_incomplete(tmp_pat
 def test_a_failure_is_told_in_full(tmp_path: Path) -> None:
     """No provider settles within a microsecond; its machines are handed back all the same."""
     arguments = ("--only", "RACE-7", "--seed", "9", "--patience", "0.000001", "--out", str(tmp_path))
-    done = run_bigfleet("conformance", "--launch", LAUNCH, *arguments)
+    done = run_here("conformance", "--launch", LAUNCH, *arguments)
 
     assert done.returncode == 1
     assert "seed 9; again with --seed 9 --only RACE-7" in done.stdout
@@ -114,7 +115,7 @@ def test_a_failure_is_told_in_full(tmp_path: Path) -> None:
     ids=["nobody listens", "no such program", "it ends", "it ends and says why"],
 )
 def test_a_run_that_cannot_be_set_up_exits_2(arguments: tuple[str, str], message: str) -> None:
-    done = run_bigfleet("conformance", *arguments)
+    done = run_here("conformance", *arguments)
 
     assert done.returncode == 2
     assert message in done.stderr
@@ -123,7 +124,7 @@ def test_a_run_that_cannot_be_set_up_exits_2(arguments: tuple[str, str], message
 
 def test_a_later_lane_that_cannot_start_exits_2_after_telling_what_the_others_showed(tmp_path: Path) -> None:
     arguments = ("--launch-fault", "/nowhere/provider {addr} {state}", "--only", "EDGE-8,FAULT-1")
-    done = run_bigfleet("conformance", "--launch", LAUNCH, *arguments, "--out", str(tmp_path))
+    done = run_here("conformance", "--launch", LAUNCH, *arguments, "--out", str(tmp_path))
 
     fault = "/nowhere/provider: No such file or directory; name a program that can be run"
     assert (done.returncode, done.stderr.splitlines()) == (2, [f"bigfleet: {fault}"])
@@ -137,7 +138,7 @@ def test_a_later_lane_that_cannot_start_exits_2_after_telling_what_the_others_sh
 
 
 def test_a_starved_provider_exits_2() -> None:
-    done = run_bigfleet("conformance", "--launch", LAUNCH.replace("{seeds}", "8"), "--profile", "core")
+    done = run_here("conformance", "--launch", LAUNCH.replace("{seeds}", "8"), "--profile", "core")
 
     assert done.returncode == 2
     assert "8 SPECULATIVE slots, 64 are needed" in done.stderr

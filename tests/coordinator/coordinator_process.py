@@ -14,7 +14,7 @@ import grpc
 
 from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 from bigfleet.rpc.wire.gen import coordinator_pb2_grpc
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 from tests.coordinator.replica_world import report
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from bigfleet.model.frames import BootstrapRequest, Taint
 from bigfleet.operator.bootstrap.rendering import RenderingFault, render
 from bigfleet.operator.bootstrap.variables import sample_variables, template_variables
+from tests.engine.proof import in_proportion
 
 FOLDER = Path(__file__).parent.parent.parent / "deploy" / "bootstrap"
 KINDS = ("kubeadm", "k3s")
@@ -239,7 +240,7 @@ def test_k3s_starts_an_agent_whose_token_pins_the_authority(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=in_proportion(100, least=10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     labels=st.dictionaries(TEXTS, TEXTS, max_size=4),
     taint=st.tuples(TEXTS, TEXTS, TEXTS),

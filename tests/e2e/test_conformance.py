@@ -12,7 +12,8 @@ import pytest
 
 from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.profiles import ConformanceProfile
-from tests.processes import bigfleet, run_bigfleet
+from tests.commands import run_here
+from tests.processes import bigfleet
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +78,7 @@ def test_the_simulated_provider_is_certified_over_tls_by_an_admin(
 ) -> None:
     """A provider with certificates lets an admin send any token with --certify alone."""
     certs = tmp_path / "certs"
-    assert run_bigfleet("certs", "dev", str(certs), "--shard", "s1").returncode == 0
+    assert run_here("certs", "dev", str(certs), "--shard", "s1").returncode == 0
 
     def tls(holder: str) -> tuple[str, ...]:
         names = {"--tls-cert": f"{holder}.crt", "--tls-key": f"{holder}.key", "--tls-ca": "ca.crt"}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bigfleet.provider.records.kinds import Kind
+from tests.commands import run_here
 from tests.e2e.fault_world import LiveOperator, LiveProvider, LiveShard, live_provider, live_shard, until
-from tests.processes import run_bigfleet
 
 CONFIGURED = "MACHINE_STATE_CONFIGURED"
 
@@ -51,7 +51,7 @@ def bindings(provider: LiveProvider) -> list[str]:
 
 def assert_log_is_whole(shard: LiveShard) -> None:
     """The audit log verifies."""
-    said = run_bigfleet("audit", "verify", str(shard.audit_log))
+    said = run_here("audit", "verify", str(shard.audit_log))
     assert (said.returncode, said.stdout.startswith("OK: ")) == (0, True), said.stdout + said.stderr
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bigfleet.rpc.wire.gen import provider_pb2
+from tests.commands import run_here
 from tests.e2e.fault_world import LiveOperator, LiveShard, live_provider, live_shard, until
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import bigfleet, run_bigfleet, serving
@@ -87,7 +88,7 @@ def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_pa
             again.close()
             assert (second.bound("c1"), provider.backend.clusters) == (bound, dict.fromkeys(bound, "c1"))
             assert second.audited()[-1]["outcome"] == "ctx_canceled"  # the second one had nothing to do
-        said = run_bigfleet("audit", "verify", str(second.audit_log))
+        said = run_here("audit", "verify", str(second.audit_log))
         assert (said.returncode, said.stdout.startswith("OK: ")) == (0, True)
 
 
@@ -142,7 +143,7 @@ def test_an_audit_log_that_was_moved_away_is_begun_anew_at_a_sighup(tmp_path: Pa
         operator.report("14")
         until(lambda: shard.bound("c1"), lambda each: list(each.values()) == [CONFIGURED] * 2, "never bound")
         operator.close()
-        said = run_bigfleet("audit", "verify", str(shard.audit_log), str(moved))
+        said = run_here("audit", "verify", str(shard.audit_log), str(moved))
 
         assert said.stdout.splitlines()[0] == "OK: 4 records in 2 files, number 1 to 4"
         assert [len(path.read_bytes().splitlines()) for path in (moved, shard.audit_log)] == [2, 2]
@@ -151,7 +152,7 @@ def test_an_audit_log_that_was_moved_away_is_begun_anew_at_a_sighup(tmp_path: Pa
 def test_an_audit_log_that_cannot_be_opened_ends_the_start_in_one_line(tmp_path: Path) -> None:
     """Before anything is served."""
     arguments = ("--provider-addr", "127.0.0.1:1", "--data-dir", str(tmp_path), "--metrics-addr", "off")
-    said = run_bigfleet("shard", *arguments, "--listen", "127.0.0.1:0", "--audit-log", str(tmp_path))
+    said = run_here("shard", *arguments, "--listen", "127.0.0.1:0", "--audit-log", str(tmp_path))
 
     expected = f"bigfleet: --audit-log {tmp_path}: Is a directory; choose a file that can be written\n"
     assert (said.returncode, said.stderr) == (1, expected)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port, serving
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import run_here
 from tests.e2e.fault_world import LiveOperator, live_provider, live_shard, until
 from tests.patience import PATIENCE_SECONDS
-from tests.processes import run_bigfleet
 
 CONFIGURED = "MACHINE_STATE_CONFIGURED"
 
 
 def replayed(path: Path, *more: str) -> dict[str, object]:
     """Return the document of a replay that is all the same."""
-    done = run_bigfleet("replay", str(path), "--output", "json", *more)
+    done = run_here("replay", str(path), "--output", "json", *more)
     assert done.returncode == 0, done.stderr
     document: dict[str, object] = json.loads(done.stdout)
     return document
@@ -51,7 +51,7 @@ def test_what_a_shard_process_decided_is_decided_again(tmp_path: Path) -> None:
     bound = [cycle for cycle in cycles if cycle["actions"]["bootstrap"] or cycle["actions"]["provision"]]
     assert sorted({cycle["epoch"] for cycle in bound}) == epochs
     asked = ("--epoch", str(epochs[0]), "--cycle", str(bound[0]["cycle"]), "--explain", "c1/")
-    told = run_bigfleet("replay", str(record), *asked)
+    told = run_here("replay", str(record), *asked)
     assert (told.returncode, told.stderr) == (0, "")
     assert "same decision" in told.stdout
     assert "Why c1/" in told.stdout
@@ -62,7 +62,7 @@ def test_a_file_that_is_no_recording_is_refused_at_the_start(tmp_path: Path) -> 
     notes = tmp_path / "notes.txt"
     notes.write_text("my notes\n")
     arguments = ("--provider-addr", "127.0.0.1:1", "--data-dir", str(tmp_path), "--record", str(notes))
-    done = run_bigfleet("shard", *arguments, "--listen", "127.0.0.1:0", "--metrics-addr", "off")
+    done = run_here("shard", *arguments, "--listen", "127.0.0.1:0", "--metrics-addr", "off")
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert f"--record {notes}: no recording of a shard" in done.stderr
     assert notes.read_text() == "my notes\n"

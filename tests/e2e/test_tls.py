@@ -18,6 +18,7 @@ from cryptography import x509
 
 from bigfleet.cli.certs.issuing import Authority, Bearer
 from bigfleet.rpc.wire.gen import shardread_pb2, shardread_pb2_grpc
+from tests.commands import run_here
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, open_channel, run_bigfleet, serving
 
@@ -90,7 +91,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A provider and a shard with certificates made by the command."""
     place = tmp_path_factory.mktemp("tls")
     fleet = Fleet(place / "certs", *(f"127.0.0.1:{free_port()}" for _ in range(4)))
-    made = run_bigfleet("certs", "dev", str(fleet.certs), "--shard", "s1", "--cluster", "c1", "--cluster", "c2")
+    made = run_here("certs", "dev", str(fleet.certs), "--shard", "s1", "--cluster", "c1", "--cluster", "c2")
     assert made.returncode == 0, made.stderr
     simulated = ("provider", "simulated", "--addr", fleet.provider, "--state", str(place / "provider.db"))
     calm = ("--metrics-addr", fleet.provider_http, "--calm", "--time-scale", "0.001")

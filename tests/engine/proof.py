@@ -15,7 +15,7 @@ RecordProperty = Callable[[str, object], None]
 
 #: Fleets of the comparison of engines in CI; the numbers of the other proofs are those that go with it.
 EQUALITY_EXAMPLES_USUAL = 2_000
-EQUALITY_EXAMPLES_QUICK = 250
+EQUALITY_EXAMPLES_QUICK = 100
 EQUALITY_EXAMPLES = int(os.environ.get("BIGFLEET_HYPOTHESIS_EXAMPLES", EQUALITY_EXAMPLES_QUICK))
 #: Below this share of the usual number a run is a quick look, and rare features need not turn up in it.
 ALL_FEATURES_SHARE = 0.25

@@ -21,7 +21,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
 from tests.engine.closed_loop import Pace, run
-from tests.engine.proof import examples
+from tests.engine.proof import examples, in_proportion
 from tests.strategies import CLUSTERS, HOST, NOW_SECONDS, FleetInput, fleets, machines, needs
 
 EXAMPLES = examples(150)
@@ -207,7 +207,7 @@ def test_a_reporter_changes_nothing(fleet: FleetInput) -> None:
 # ---- settling ----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=in_proportion(320), deadline=None)
 @given(fleets(same=False, flags=False), st.lists(st.integers(0, 4), min_size=1, max_size=5))
 def test_it_settles(fleet: FleetInput, delays: Sequence[int]) -> None:
     """It settles: with constant demand and supply and every action carried out, nothing more is decided after finitely

@@ -39,6 +39,7 @@ from bigfleet.engine.explain.records import (
 )
 from bigfleet.engine.reference.decide import decide
 from bigfleet.model.states import CapacityType, MachineState
+from tests.engine.proof import in_proportion
 from tests.engine_cases import CaseFleet, Entry, fingerprints_of, need_of
 from tests.strategies import FleetInput, fleets
 
@@ -425,7 +426,7 @@ def machine_named(record: Record) -> str | None:
     return getattr(record, "machine", None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 @given(fleets())
 def test_asking_for_one_machine_gives_the_records_about_it_and_about_rows(fleet: FleetInput) -> None:
     """A reporter that wants one machine hears what a full one hears of it, in the same order."""
@@ -437,7 +438,7 @@ def test_asking_for_one_machine_gives_the_records_about_it_and_about_rows(fleet:
         assert [r for r in full.records if machine_named(r) in (None, machine_id)] == one.records
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 @given(fleets())
 def test_asking_for_one_row_gives_the_records_about_it_and_about_machines(fleet: FleetInput) -> None:
     """A reporter that wants one row hears what a full one hears of it, in the same order."""
@@ -450,7 +451,7 @@ def test_asking_for_one_row_gives_the_records_about_it_and_about_machines(fleet:
         assert wanted == one.records
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=in_proportion(400), deadline=None)
 @given(fleets())
 def test_records_tell_the_decision(fleet: FleetInput) -> None:
     """What was credited, acquired and picked is what the decision says, and remaining falls to what it leaves."""

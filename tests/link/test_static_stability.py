@@ -21,6 +21,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.shard.world import FakeOperator, ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -136,7 +137,7 @@ BUSY = [
 
 
 @pytest.mark.rule("shard 15/28", "shard 16/6", "coordinator 8/7", "coordinator 12/1")
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=in_proportion(16, least=2), deadline=None)
 @example(course=BUSY, answers=2, hangs=True)
 @example(course=[(each, ("settles",)) for each in (1, 1, 334, 4)], answers=0, hangs=True)
 @given(

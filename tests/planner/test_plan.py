@@ -40,7 +40,7 @@ def test_claims_keep_every_rule(asked: Problem) -> None:
 
 
 @given(small_problems(most_pods=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 def test_fast_equals_plain(asked: Problem) -> None:
     """The fast loops and the plain ones give the same composition, with the same effort."""
     assert plan(asked, LITTLE) == plan(asked, LITTLE, PLAIN)
@@ -48,7 +48,7 @@ def test_fast_equals_plain(asked: Problem) -> None:
 
 
 @given(small_problems(), st.integers(0, 1 << 30))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 def test_order_of_shapes_and_classes_changes_nothing(asked: Problem, seed: int) -> None:
     """Shapes and classes in another order give the same composition, with positions renamed."""
     rng = Random(seed)

@@ -37,6 +37,7 @@ from bigfleet.rpc.servers.explain import EVENTS_MAX, WAITING_MAX
 from bigfleet.rpc.wire.convert_explain import LISTED_MAX, attributes_of, explanation_to_wire
 from bigfleet.rpc.wire.gen import shardread_pb2
 from bigfleet.shard.ports import ShardSettings
+from tests.engine.proof import in_proportion
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import LiveShard, live_shard
 from tests.shard.world import ScriptedProvider, World, machine, need
@@ -383,7 +384,7 @@ def spec_records() -> dict[str, str]:
 
 
 @pytest.mark.rule("shard 12/5")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 @given(fleets())
 def test_every_record_becomes_a_message(fleet: FleetInput) -> None:
     """Its kind is one of the specification's, its text one sentence, its attributes the fields that it lists."""

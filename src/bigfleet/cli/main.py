@@ -1,43 +1,104 @@
 """Defines the `bigfleet` command and its subcommands; `bigfleet.cli.runtime.program` runs it.
 
-Commands import what they need when they run, so that `--help` stays quick. No command prints a traceback for a user's
-mistake.
+A command's module is imported when the command is called, and it imports what it needs when it runs: the start of every
+process is short. No command prints a traceback for a user's mistake.
 """
 
-from typing import Annotated
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, ClassVar
 
 import typer
 
 import bigfleet
-from bigfleet.cli.admin.command import app as admin_app
-from bigfleet.cli.audit.command import app as audit_app
-from bigfleet.cli.certs.command import app as certs_app
-from bigfleet.cli.cluster.command import app as cluster_app
-from bigfleet.cli.conformance.command import conformance
-from bigfleet.cli.coordinator.command import CoordinatorCommand, coordinator
-from bigfleet.cli.engine.command import app as engine_app
-from bigfleet.cli.explain.command import app as explain_app
-from bigfleet.cli.flags.help_text import HelpGroup
-from bigfleet.cli.flags.switches import SwitchCommand
-from bigfleet.cli.get.command import app as get_app
-from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
-from bigfleet.cli.hail.command import WORDS, hail
-from bigfleet.cli.kernels.command import app as kernels_app
-from bigfleet.cli.operator.command import OperatorCommand, operator
-from bigfleet.cli.partition.command import app as partition_app
-from bigfleet.cli.plan.command import plan
-from bigfleet.cli.pod_controller.command import PodControllerCommand, pod_controller
-from bigfleet.cli.provider.command import app as provider_app
-from bigfleet.cli.replay.command import replay
+from bigfleet.cli.flags.lazy_group import CommandSource, LazyGroup
 from bigfleet.cli.runtime.program import run_program
 from bigfleet.cli.runtime.terminal import echo
-from bigfleet.cli.shard.command import app as shard_app
-from bigfleet.cli.sim.command import app as sim_app
-from bigfleet.cli.snapshot.command import app as snapshot_app
-from bigfleet.cli.up.command import up
+
+
+class RootGroup(LazyGroup):
+    """The subcommands of `bigfleet`, in the order of its help."""
+
+    sources: ClassVar[Mapping[str, CommandSource]] = MappingProxyType(
+        {
+            "up": CommandSource(
+                "bigfleet.cli.up.command",
+                "Run a provider, shards and simulated clusters on this machine, and watch them.",
+                "up",
+            ),
+            "coordinator": CommandSource(
+                "bigfleet.cli.coordinator.command",
+                "Run one replica of the coordinator.",
+                "coordinator",
+                "CoordinatorCommand",
+            ),
+            "operator": CommandSource(
+                "bigfleet.cli.operator.command",
+                "Connect this Kubernetes cluster to its shard.",
+                "operator",
+                "OperatorCommand",
+            ),
+            "pod-controller": CommandSource(
+                "bigfleet.cli.pod_controller.command",
+                "Create a CapacityRequest for each pod of a Kubernetes cluster.",
+                "pod_controller",
+                "PodControllerCommand",
+            ),
+            "plan": CommandSource(
+                "bigfleet.cli.plan.command",
+                "Show what BigFleet would do with given machines and demand, and what it costs.",
+                "plan",
+            ),
+            "replay": CommandSource(
+                "bigfleet.cli.replay.command",
+                "Repeat recorded cycles and compare the decisions, also under other settings.",
+                "replay",
+            ),
+            "conformance": CommandSource(
+                "bigfleet.cli.conformance.command",
+                "Certify a capacity provider: CERTIFIED, FAILED or INCOMPLETE for each profile.",
+                "conformance",
+            ),
+            "hail": CommandSource(
+                "bigfleet.cli.hail.command",
+                "Answer a Ganeti IAllocator message for hosts with exclusive storage; also installed as "
+                "hail-dedicated.",
+                "hail",
+                "HailCommand",
+            ),
+            "shard": CommandSource("bigfleet.cli.shard.command", "Run one shard, or back up its state."),
+            "provider": CommandSource("bigfleet.cli.provider.command", "Run, write or administer a capacity provider."),
+            "engine": CommandSource(
+                "bigfleet.cli.engine.command", "Run test cases and fleets through a decision engine."
+            ),
+            "partition": CommandSource(
+                "bigfleet.cli.partition.command", "Inspect partitioned hosts and compare placement orders."
+            ),
+            "certs": CommandSource("bigfleet.cli.certs.command", "Create certificates for mutual TLS."),
+            "audit": CommandSource("bigfleet.cli.audit.command", "Check the audit log of a shard."),
+            "get": CommandSource("bigfleet.cli.get.command", "List what a running shard or coordinator knows."),
+            "explain": CommandSource(
+                "bigfleet.cli.explain.command", "Explain the decisions of the last cycle of a running shard."
+            ),
+            "admin": CommandSource(
+                "bigfleet.cli.admin.command", "Change the coordinator's tables: domains, shards, quotas."
+            ),
+            "cluster": CommandSource("bigfleet.cli.cluster.command", "Retire clusters that are gone."),
+            "snapshot": CommandSource(
+                "bigfleet.cli.snapshot.command", "Save the coordinator's tables, and restore a store from them."
+            ),
+            "sim": CommandSource(
+                "bigfleet.cli.sim.command", "Run the real components under simulated time and faults."
+            ),
+            "kernels": CommandSource(
+                "bigfleet.cli.kernels.command", "Compile the engine's kernels ahead of the first start."
+            ),
+        }
+    )
+
 
 app = typer.Typer(
-    cls=HelpGroup,
+    cls=RootGroup,
     name="bigfleet",
     help="Provision one fleet of machines for many Kubernetes clusters.",
     no_args_is_help=True,
@@ -46,28 +107,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=SwitchCommand)(up)
-app.add_typer(shard_app, name="shard")
-app.command(cls=CoordinatorCommand)(coordinator)
-app.command(cls=OperatorCommand)(operator)
-app.command("pod-controller", cls=PodControllerCommand)(pod_controller)
-app.command(cls=SwitchCommand)(plan)
-app.command(cls=SwitchCommand)(replay)
-app.command(cls=SwitchCommand)(conformance)
-app.command(context_settings=WORDS, add_help_option=False)(hail)
-app.add_typer(provider_app, name="provider")
-app.add_typer(engine_app, name="engine")
-app.add_typer(partition_app, name="partition")
-app.add_typer(certs_app, name="certs")
-app.add_typer(audit_app, name="audit")
-app.add_typer(get_app, name="get")
-app.add_typer(explain_app, name="explain")
-app.add_typer(admin_app, name="admin")
-app.add_typer(cluster_app, name="cluster")
-app.add_typer(snapshot_app, name="snapshot")
-app.add_typer(sim_app, name="sim")
-app.add_typer(kernels_app, name="kernels")
-add_coordinator_lists(get_app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -23,6 +23,7 @@ from bench.quality.values import (
 from bigfleet.demo.trace import GPU_MILLI
 from bigfleet.model import labels as keys
 from tests.bench.quality.tiny import cheapest, tiny_instances
+from tests.engine.proof import in_proportion
 
 
 def held(settled: Settled, of: Instance) -> list[tuple[str, list[tuple[str, int]]]]:
@@ -32,7 +33,7 @@ def held(settled: Settled, of: Instance) -> list[tuple[str, list[tuple[str, int]
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=in_proportion(240))
 @given(tiny_instances())
 def test_bound_integer_answer_and_packer_lie_around_the_cheapest_fleet(of: Instance) -> None:
     """LP bound ≤ cheapest ≤ best integer answer ≤ packer, and the packer hosts all pods where any fleet does."""

@@ -17,7 +17,8 @@ import yaml
 
 from bigfleet.rpc.clients.shardread import ShardReader
 from bigfleet.rpc.wire.gen import shardread_pb2
-from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet, run_here
+from tests.cli.live_fleet import ABSENT_TYPE, LiveFleet, live_fleet
+from tests.commands import run_here
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, serving
 
@@ -291,7 +292,14 @@ class Terminal:
 
 
 @pytest.mark.parametrize(
-    ("what", "columns"), [("machines", 80), ("clusters", 80), ("needs", 160), ("actions", 160), ("sessions", 160)]
+    ("what", "columns"),
+    [
+        ("machines", 80),
+        ("needs", 160),
+        pytest.param("clusters", 80, marks=pytest.mark.slow),
+        pytest.param("actions", 160, marks=pytest.mark.slow),
+        pytest.param("sessions", 160, marks=pytest.mark.slow),
+    ],
 )
 def test_a_table_fits_its_terminal(fleet: LiveFleet, what: str, columns: int) -> None:
     """No line is longer; columns that had no room are named below."""

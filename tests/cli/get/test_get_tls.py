@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 from tests.processes import free_port, serving
 
 

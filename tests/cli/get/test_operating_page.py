@@ -8,7 +8,7 @@ import pytest
 
 from bigfleet.cli.get import columns
 from bigfleet.cli.get.columns import TableColumn
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 
 PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
 TABLES: dict[str, Sequence[TableColumn]] = {

@@ -19,6 +19,7 @@ from bigfleet.cli.plan.inputs import MachineGiven, NeedGiven
 from bigfleet.cli.plan.planning import make_plan, plan_input
 from bigfleet.cli.plan.tables import show_bound
 from bigfleet.cli.runtime.failures import UsageFault
+from tests.engine.proof import in_proportion
 from tests.engine_cases import Entry, machine_of, need_of
 from tests.strategies import FleetInput, fleets
 
@@ -141,7 +142,7 @@ def test_a_bound_of_nothing_says_no_share() -> None:
     assert shown(replace(free, rows=0)) == "No new machines are taken, so there is no cost to bound."
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 @given(fleets(flags=False))
 def test_no_plan_costs_less_than_its_bound(fleet: FleetInput) -> None:
     """The plan's own acquisitions are one point of the relaxation, whatever the rows without shapes are."""

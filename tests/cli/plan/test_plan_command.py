@@ -15,6 +15,7 @@ from bigfleet.cli.plan.patches import apply_patches
 from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.reference.decide import decide
+from tests.commands import run_here
 from tests.engine_cases import fleet_need_of, fleet_options_of, fleet_snapshot_of, load_fleets
 from tests.processes import run_bigfleet
 
@@ -421,7 +422,7 @@ def test_the_process_refuses_in_one_line_without_a_traceback(files: Files) -> No
 
     assert (finished.returncode, finished.stdout, len(finished.stderr.splitlines())) == (2, "", 1)
     assert finished.stderr.startswith(f"bigfleet: {files.demand} [0] (n): requirements[0]: 'Is' is unknown")
-    assert "Missing option '--demand'" in run_bigfleet("plan", "--inventory", str(files.inventory)).stderr
+    assert "Missing option '--demand'" in run_here("plan", "--inventory", str(files.inventory)).stderr
 
 
 def test_files_that_cannot_be_read_are_named(files: Files, tmp_path: Path) -> None:

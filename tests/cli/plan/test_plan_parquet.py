@@ -16,8 +16,8 @@ from bigfleet.cli.main import app
 from bigfleet.cli.plan import parquet as parquet_module
 from bigfleet.cli.plan.inputs import MachineGiven, read_machines
 from bigfleet.cli.runtime.failures import UsageFault
+from tests.commands import run_here
 from tests.engine_cases import load_fleets
-from tests.processes import run_bigfleet
 
 MACHINE: dict[str, Any] = {
     "id": "m1",
@@ -255,7 +255,7 @@ def test_the_process_refuses_in_one_line_without_a_traceback(tmp_path: Path) -> 
     path.write_bytes(b"not parquet at all")
     demand.write_text("[]", encoding="utf-8")
 
-    finished = run_bigfleet("plan", "--inventory", str(path), "--demand", str(demand))
+    finished = run_here("plan", "--inventory", str(path), "--demand", str(demand))
 
     assert (finished.returncode, finished.stdout, len(finished.stderr.splitlines())) == (2, "", 1)
     assert finished.stderr.startswith(f"bigfleet: {path}: not a Parquet file that can be read")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import run_bigfleet
+from tests.commands import run_here
 
 PAGE = Path(__file__).parents[3] / "docs" / "planning.md"
 FILES = re.compile(r"`([\w.-]+)`:\n\n```\w+\n(.*?)```\n", re.DOTALL)
@@ -25,7 +25,7 @@ def test_an_example_prints_what_the_page_shows(tmp_path: Path, command: str, sho
     for name, text in FILES.findall(PAGE.read_text(encoding="utf-8")):
         (tmp_path / name).write_text(text, encoding="utf-8")
 
-    finished = run_bigfleet(*command.split(), cwd=tmp_path)
+    finished = run_here(*command.split(), cwd=tmp_path)
 
     printed = [line.rstrip() for line in (finished.stdout + finished.stderr).splitlines()]
     # An example may leave out the beginning, which another one shows already.

@@ -19,8 +19,9 @@ from bigfleet.cli.provider.new import EXAMPLES
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.cli.provider.bmc_stubs import executable, write_stubs
+from tests.commands import run_here
 from tests.patience import wait_until
-from tests.processes import bigfleet, free_port, run_bigfleet, serving
+from tests.processes import bigfleet, free_port, serving
 
 CERTIFY_SECONDS_MAX = 900.0
 FAULT = shlex.join(bigfleet("provider", "fault", "--metrics-addr", "off"))
@@ -29,7 +30,7 @@ PLACES = "--metrics-addr off --addr {addr} --state {state}"
 
 def example(name: str, folder: Path) -> Path:
     """Write one of the examples."""
-    done = run_bigfleet("provider", "new", "--kind", "exec", str(folder), "--example", name)
+    done = run_here("provider", "new", "--kind", "exec", str(folder), "--example", name)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == str(folder / name)
     return folder / name
@@ -74,7 +75,7 @@ def test_a_wrong_call_exits_with_2_and_one_line(flags: tuple[str, ...], text: st
     verbs = ["create", "configure", "drain", *(["inventory"] if flags == ("--program", "./few") else [])]
     answer = json.dumps({"api": 1, "provider": "few", "verbs": verbs})
     executable(tmp_path / "few", f"#!/bin/sh\necho '{answer}'\n")
-    done = run_bigfleet("provider", "exec", "--state", "s.db", *flags, cwd=tmp_path)
+    done = run_here("provider", "exec", "--state", "s.db", *flags, cwd=tmp_path)
 
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert done.stderr.startswith(f"bigfleet: {text}"), done.stderr
@@ -85,7 +86,7 @@ def test_a_wrong_call_exits_with_2_and_one_line(flags: tuple[str, ...], text: st
 def test_new_writes_a_program_and_nothing_over_another(tmp_path: Path) -> None:
     for name in EXAMPLES:
         assert os.access(example(name, tmp_path / "p"), os.X_OK)
-    again = run_bigfleet("provider", "new", "--kind", "exec", str(tmp_path / "p"))
+    again = run_here("provider", "new", "--kind", "exec", str(tmp_path / "p"))
     assert (again.returncode, again.stdout) == (2, "")
     assert "folder.sh exists and is not overwritten" in again.stderr
 
@@ -100,7 +101,7 @@ def test_new_writes_a_program_and_nothing_over_another(tmp_path: Path) -> None:
     ],
 )
 def test_what_new_does_not_know_is_refused(arguments: tuple[str, ...], text: str, tmp_path: Path) -> None:
-    done = run_bigfleet("provider", "new", *arguments, cwd=tmp_path)
+    done = run_here("provider", "new", *arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith(f"bigfleet: {text}")
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ import pytest
 
 from bigfleet.cli.provider.new import name_fault, write_project
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from tests.commands import run_here
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port, run_bigfleet, wait_until_serving
 
@@ -88,7 +89,7 @@ def test_its_names_fit_together(project: Path) -> None:
 
 def test_nothing_is_written_over(project: Path) -> None:
     before = {name: (project / name).read_bytes() for name in FILES}
-    done = run_bigfleet("provider", "new", "my_cloud", "--directory", str(project))
+    done = run_here("provider", "new", "my_cloud", "--directory", str(project))
 
     assert (done.returncode, done.stdout) == (2, "")
     assert f"--directory: {project / 'pyproject.toml'} exists" in done.stderr
@@ -132,7 +133,7 @@ def test_a_wrong_name_is_told_with_what_would_do(name: str, message: str) -> Non
 
 
 def test_a_wrong_name_exits_with_2_and_writes_nothing(tmp_path: Path) -> None:
-    done = run_bigfleet("provider", "new", "My-Cloud", cwd=tmp_path)
+    done = run_here("provider", "new", "My-Cloud", cwd=tmp_path)
 
     assert done.returncode == 2
     assert done.stderr.startswith("bigfleet: NAME: 'My-Cloud' is no module name")
@@ -140,7 +141,7 @@ def test_a_wrong_name_exits_with_2_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_without_a_directory_the_project_is_in_a_folder_of_its_name(tmp_path: Path) -> None:
-    done = run_bigfleet("provider", "new", "acme", cwd=tmp_path)
+    done = run_here("provider", "new", "acme", cwd=tmp_path)
 
     assert done.returncode == 0
     assert (tmp_path / "acme" / "acme.py").is_file()

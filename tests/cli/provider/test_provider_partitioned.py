@@ -14,8 +14,9 @@ import pytest
 
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.commands import run_here
 from tests.patience import wait_until
-from tests.processes import bigfleet, free_port, run_bigfleet, serving
+from tests.processes import bigfleet, free_port, serving
 from tests.provider.backends.partitioned.hosts import document, node
 
 CERTIFY_SECONDS_MAX = 600.0
@@ -45,7 +46,7 @@ def test_a_wrong_call_or_file_exits_with_2_and_one_line(flags: tuple[str, ...], 
     body = document({"n": node("g"), "m": node("g")})
     del body["bigfleet"]["nodes"]["m"]
     (tmp_path / "h.json").write_text(json.dumps(body))
-    done = run_bigfleet("provider", "partitioned", "--state", "s.db", *flags, cwd=tmp_path)
+    done = run_here("provider", "partitioned", "--state", "s.db", *flags, cwd=tmp_path)
 
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"bigfleet: {text}")

@@ -79,6 +79,7 @@ def test_the_provider_is_under_a_hundred_lines() -> None:
     assert 50 < program(TOY).count("\n") <= TOY_LINES_MAX
 
 
+@pytest.mark.slow
 def test_the_provider_satisfies_the_strict_type_checker(folder: Path, pytestconfig: pytest.Config) -> None:
     cache = pytestconfig.cache
     assert cache is not None

@@ -128,14 +128,19 @@ def check_swing(seed: int) -> int:
 
 
 @pytest.mark.rule("coordinator 7.5/1")
-def test_random_fleets_with_constant_demand_come_to_rest(record_property: RecordProperty) -> None:
-    record_property("fleets at rest", told([check_rest(seed) for seed in (0, 1, 2, 4, 6)]))
+@pytest.mark.parametrize("seeds", [(1, 6), pytest.param((0, 2, 4), marks=pytest.mark.slow)], ids=["two", "more"])
+def test_random_fleets_with_constant_demand_come_to_rest(
+    record_property: RecordProperty, seeds: tuple[int, ...]
+) -> None:
+    record_property("fleets at rest", told([check_rest(seed) for seed in seeds]))
 
 
 @pytest.mark.rule("shard 16/6", "coordinator 7.5/2")
-def test_with_swinging_demand_nothing_moves_before_its_cooldown_is_over(record_property: RecordProperty) -> None:
-    moved = [check_swing(seed) for seed in (1, 9)]
-    record_property("swinging fleets", (len(moved), sum(moved)))
+@pytest.mark.parametrize("seed", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_with_swinging_demand_nothing_moves_before_its_cooldown_is_over(
+    record_property: RecordProperty, seed: int
+) -> None:
+    record_property("swinging fleets", (1, check_swing(seed)))
 
 
 @pytest.mark.rule("coordinator 7.5/1")

@@ -26,7 +26,7 @@ from bigfleet.model.ids import ShardId
 from bigfleet.rpc.etcd.client import EtcdClient, put
 from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2
 from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 from tests.coordinator.coordinator_process import coordinator
 from tests.coordinator.replica_world import etcd_store, refused, report, serving, sqlite_store
 from tests.coordinator.stores.etcd_process import Cluster

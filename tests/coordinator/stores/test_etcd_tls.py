@@ -20,7 +20,7 @@ from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
 from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.rpc.security.tls import TlsFiles, TlsPaths
-from tests.cli.live_fleet import run_here
+from tests.commands import run_here
 from tests.coordinator.coordinator_process import coordinator
 from tests.coordinator.stores.etcd_process import Cluster
 

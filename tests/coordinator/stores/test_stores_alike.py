@@ -19,6 +19,7 @@ from bigfleet.rpc.etcd.client import EtcdClient
 from bigfleet.rpc.etcd.store import EtcdStore
 from tests.coordinator.stores.etcd_process import Cluster
 from tests.coordinator.stores.random_commands import COMMANDS
+from tests.engine.proof import in_proportion
 
 ME = LeaderInfo("r0", "r0:7790")
 _numbers = itertools.count()
@@ -56,7 +57,7 @@ LIVES = st.lists(st.lists(COMMANDS, max_size=15), min_size=1, max_size=3)
 
 
 @pytest.mark.rule("coordinator 2/1")
-@settings(max_examples=40)
+@settings(max_examples=in_proportion(160))
 @given(LIVES)
 def test_a_file_is_the_model(lives: list[list[Command]]) -> None:
     with tempfile.TemporaryDirectory() as directory:

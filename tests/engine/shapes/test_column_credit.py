@@ -22,9 +22,10 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import MachineState
+from tests.engine.proof import in_proportion
 from tests.engine.shapes.shape_fleets import TYPES, fleet, machine
 
-FLEETS = 120
+FLEETS = in_proportion(480, least=40)
 
 
 def _plain_rows(demand: tuple[Need, ...]) -> tuple[Need, ...]:

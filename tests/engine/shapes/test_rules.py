@@ -16,6 +16,7 @@ from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType, MachineState
+from tests.engine.proof import in_proportion
 from tests.engine.shapes.shape_fleets import GIB, ZONE, machine
 
 S = MachineState
@@ -230,7 +231,7 @@ def test_machines_are_not_acquired_for_nothing_and_not_bound_and_deleted_at_once
     from tests.engine.shapes.claims_checker import violations
     from tests.engine.shapes.shape_fleets import fleet
 
-    for seed in range(600):
+    for seed in range(in_proportion(2400, least=150)):
         drawn = fleet(seed)
         since = {m.id: -1e6 for m in drawn.machines if m.state is S.IDLE}
         decision = decide(Snapshot.of(drawn.machines, since), drawn.demand, drawn.options)

@@ -10,9 +10,10 @@ from bigfleet.engine.shapes import hosting
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.model.need import Need
 from bigfleet.model.profile import SpreadMode, TopologySpread
+from tests.engine.proof import in_proportion
 from tests.engine.shapes.shape_fleets import ZONE, fleet
 
-FLEETS = 200
+FLEETS = in_proportion(800, least=50)
 
 
 def spread(need: Need, rng: random.Random) -> Need:

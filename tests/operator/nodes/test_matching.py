@@ -17,6 +17,7 @@ from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.names import machine_label
 from bigfleet.operator.work_queue import WorkQueue
 from bigfleet.sim.kubernetes.faults import fail_times
+from tests.engine.proof import in_proportion
 from tests.operator.nodes.node_world import NodeWorld, Operator, node_body
 
 pytestmark = pytest.mark.virtual_time
@@ -300,7 +301,7 @@ events = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=in_proportion(800))
 @example(
     [("node", "x", "", "p://x/a"), ("machine", "m1", "p://x/a"), ("machine", "m2", "p://x/a"), ("machine", "m1", "")]
 )

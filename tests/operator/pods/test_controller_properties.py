@@ -21,6 +21,7 @@ from bigfleet.operator.kubernetes.resources import (
 )
 from bigfleet.operator.pods.mapping import PodStanding, map_pod, request_name, standing_of
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
+from tests.engine.proof import in_proportion
 from tests.operator.pods.controller_world import ControllerWorld
 
 POD_NAMES = ("a", "b", "c")
@@ -234,7 +235,7 @@ async def live_through(
 
 
 @given(st.lists(st.tuples(STEPS, PAUSES), max_size=18))
-@settings(max_examples=60)
+@settings(max_examples=in_proportion(240))
 def test_any_course_ends_with_one_request_for_each_pod(steps: list[tuple[tuple[str, str, str], float]]) -> None:
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(live_through(steps))
@@ -246,7 +247,7 @@ def on_unmanaged_node(world: ControllerWorld) -> None:
 
 
 @given(st.lists(st.tuples(NODE_STEPS, PAUSES), min_size=1, max_size=8))
-@settings(max_examples=150)
+@settings(max_examples=in_proportion(600))
 def test_any_course_of_nodes_and_machines_ends_with_the_requests_that_count(
     steps: list[tuple[tuple[str, str, str], float]],
 ) -> None:

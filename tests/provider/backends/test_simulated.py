@@ -112,7 +112,7 @@ def test_equal_seeds_give_equal_worlds_and_others_differ() -> None:
     assert {state for _at, _id, state, _price in first} >= {"CREATING", "CONFIGURED", "FAILED"}
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "4242"])
+@pytest.mark.parametrize("hash_seed", ["0", pytest.param("1", marks=pytest.mark.slow), "4242"])
 def test_a_world_is_the_same_to_the_nanosecond_whatever_the_hash_seed(hash_seed: str) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": f"src{os.pathsep}."}
     command = [sys.executable, "-m", "tests.provider.backends.simulated_world", "5"]

@@ -11,8 +11,9 @@ import pytest
 
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.commands import run_here
 from tests.patience import wait_until
-from tests.processes import free_port, run_bigfleet, serving
+from tests.processes import free_port, serving
 
 BAD_FILES = [
     ("--world", "w.yaml", "interruption: {waves: [{time: 3}]}", "w.yaml: interruption.waves[0].time: unknown key"),
@@ -31,7 +32,7 @@ BAD_FILES = [
 @pytest.mark.parametrize(("flag", "name", "content", "message"), BAD_FILES)
 def test_a_bad_file_exits_with_2_and_one_line(flag: str, name: str, content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(content)
-    done = run_bigfleet("provider", "simulated", "--state", "s.db", flag, name, cwd=tmp_path)
+    done = run_here("provider", "simulated", "--state", "s.db", flag, name, cwd=tmp_path)
 
     assert done.returncode == 2
     assert done.stderr.splitlines()[0].startswith(f"bigfleet: {flag} {message}")
@@ -60,8 +61,8 @@ def test_admin_status_prints_what_each_pool_was_billed(tmp_path: Path) -> None:
         provider = CapacityProviderStub(channel)
         provider.Create(pb.CreateRequest(machine_id="simulated/on-demand/std.4x16/sim-1a/000"))
         wait_for(provider, "simulated/on-demand/std.4x16/sim-1a/000", pb.MACHINE_STATE_IDLE)
-        table = run_bigfleet("provider", "admin", "--state", str(state), "status")
-        asked = run_bigfleet("provider", "admin", "--state", str(state), "--output", "json", "status")
+        table = run_here("provider", "admin", "--state", str(state), "status")
+        asked = run_here("provider", "admin", "--state", str(state), "--output", "json", "status")
 
     assert table.returncode == 0, table.stderr
     assert "pool on-demand/std.4x16/sim-1a" in table.stdout

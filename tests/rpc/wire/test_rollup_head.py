@@ -101,7 +101,7 @@ def test_a_frame_says_the_same_parsed_or_not(sent: RollUp, timestamp_unix_nanos:
     assert outcome(content, known[2], is_parsed=False) == outcome(content, None, is_parsed=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 @given(PLAIN_OPERATOR_FRAMES, st.binary(max_size=16))
 def test_other_frames_are_read_as_ever(sent: OperatorFrame, known_digest: bytes) -> None:
     """Nothing that is no roll-up is taken for one."""
@@ -110,14 +110,14 @@ def test_other_frames_are_read_as_ever(sent: OperatorFrame, known_digest: bytes)
     assert outcome(content, known_digest, is_parsed=False) == outcome(content, None, is_parsed=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 @given(st.binary(max_size=40), st.binary(max_size=16))
 def test_random_bytes_are_a_frame_for_both_or_for_neither(content: bytes, known_digest: bytes) -> None:
     """Nothing is guessed."""
     assert outcome(content, known_digest, is_parsed=False) == outcome(content, None, is_parsed=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 @given(rollups(), st.integers(0, 2**63 - 1))
 def test_our_operators_repeats_are_not_parsed(sent: RollUp, timestamp_unix_nanos: int) -> None:
     """Equal demand is known by its bytes, however the timestamp changes."""
@@ -131,7 +131,7 @@ def test_our_operators_repeats_are_not_parsed(sent: RollUp, timestamp_unix_nanos
     assert (repeated.cluster_id, repeated.timestamp_unix_nanos) == (sent.cluster_id, timestamp_unix_nanos)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=in_proportion(200), deadline=None)
 @given(rollups(), st.integers(0, 2**63 - 1))
 def test_a_roll_up_whose_head_alone_was_read_is_the_same(sent: RollUp, timestamp_unix_nanos: int) -> None:
     """Its rows, digest and number of rows are those of the parsed one; they are parsed when needed."""

@@ -17,6 +17,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.validation import InvariantBroken
 from bigfleet.shard.ownership.ownership_file import OwnershipFile, OwnershipNotWritten
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile, StateFileFault
+from tests.engine.proof import in_proportion
 from tests.files.editing import edit
 
 ME, OTHER = ShardId("shard-0"), ShardId("shard-1")
@@ -98,7 +99,7 @@ steps = st.lists(st.tuples(st.lists(changes, max_size=3), st.lists(reservations,
 
 
 @pytest.mark.rule("shard 2/11", "coordinator 9.1/4")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=in_proportion(240), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps, st.integers(0, 2**62), st.sampled_from(Base))
 def test_any_sequence_of_changes_is_read_back_as_it_was(
     sequence: list[tuple[list[Change], list[Reservation]]], term: int, base: Base

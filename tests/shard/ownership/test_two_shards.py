@@ -19,6 +19,7 @@ from bigfleet.shard.ownership.handover import DoesNotApply, MayYetSucceed
 from bigfleet.shard.ownership.ownership import Ownership
 from bigfleet.shard.ports import FenceToken, ListedMachine, Listing, ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
+from tests.engine.proof import in_proportion
 from tests.shard.ownership.handover_shard import ME, OTHER, HandoverShard, drain, instruction, release
 from tests.shard.reconcile.test_unchanged_records import digest_of
 from tests.shard.world import RevisionedProvider, machine, need
@@ -172,7 +173,7 @@ _GIVES_WHEN_TOLD_AGAIN = [("dies", 0), ("gives", 0, 1), ("cycles", 0, False), ("
 
 @pytest.mark.rule("shard 5.3/16", "shard 16/6")
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=in_proportion(240), deadline=None)
 @given(course=st.lists(_EVENTS, min_size=10, max_size=40), mode=st.sampled_from(MODES))
 @example(course=_GIVES_WHEN_TOLD_AGAIN, mode="records")
 def test_no_machine_is_ever_of_two_shards_and_none_is_lost(

@@ -53,8 +53,9 @@ def assert_holds(outcome: ScenarioOutcome) -> None:
     assert outcome.is_met, "\n".join([*outcome.faults, *outcome.journal[-3:]])
 
 
-#: Those that take ten seconds or more, beside those whose files say that they are slow.
-SLOW_SCENARIOS = frozenset({"gang-scatter", "impossible-gang", "order-flip"})
+#: Those that take ten seconds or more, beside those whose files say that they are slow. The last three take four;
+#: their quick tests are `coordinator-loss`, `test_a_fleet_comes_to_rest` and `test_a_planted_defect_is_found`.
+SLOW_SCENARIOS = frozenset({"gang-scatter", "impossible-gang", "order-flip", "store-partition", "steady-state", "calm"})
 #: Those of which a shorter form is a test of its own.
 LONG_SCENARIOS = frozenset({"soak", "handover-crash-at-every-step"})
 
@@ -75,6 +76,16 @@ def scenario_marks(name: str) -> list[pytest.MarkDecorator]:
 def test_a_scenario_holds(name: str) -> None:
     """What its file says must hold does, and no invariant is broken in any cycle."""
     assert_holds(run(name))
+
+
+def test_a_fleet_comes_to_rest() -> None:
+    """The steady state over its first cycles."""
+    scenario = shortened(scenario_of("steady-state"), 60)
+    resting = tuple(
+        msgspec.structs.replace(e, at_least=30) if e.measure is Measure.QUIET_CYCLES else e for e in scenario.must_hold
+    )
+
+    assert_holds(run_scenario(msgspec.structs.replace(scenario, must_hold=resting), name="steady-state"))
 
 
 @pytest.mark.slow

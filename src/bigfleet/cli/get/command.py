@@ -15,6 +15,7 @@ from bigfleet.cli.flags.groups import taking
 from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.values import parse_positive_duration_seconds
+from bigfleet.cli.get.coordinator_command import add_to as add_coordinator_lists
 from bigfleet.cli.get.shared import Looking
 from bigfleet.cli.runtime.failures import UsageFault
 
@@ -206,6 +207,9 @@ def exchanges(
     from bigfleet.cli.get import columns, sources, wanted
 
     _show_shard(sources.exchanges(wanted.cluster_id(cluster)), columns.EXCHANGES, "exchange", looking)
+
+
+add_coordinator_lists(app)
 
 
 def _show_shard(source: "Source", columns: "Sequence[TableColumn]", noun: str, looking: Looking) -> None:

@@ -4,11 +4,19 @@ Nothing is decided here: one parser knows the options, so that both names of the
 """
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-#: For `app.command`: every word, `--help` too, is the program's.
-WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+_WORDS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class HailCommand(TyperCommand):
+    """A command all of whose words, `--help` too, are the program's."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "context_settings": _WORDS, "add_help_option": False})
 
 
 def hail(context: typer.Context) -> int:

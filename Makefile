@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm kubernetes-demo soak fuzz lint types format bench proto docs sbom audit lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm image image-lock kubernetes-demo soak fuzz lint types format bench proto docs sbom audit lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,14 @@ controlplane: $(STAMP) ## build the Kubernetes control plane of the tests unless
 # The tests of charts use them, and are skipped without them unless BIGFLEET_REQUIRE_HELM=1.
 helm: $(STAMP) ## fetch helm and kubectl for the tests of charts unless they are cached, and print the path of helm
 	@$(BIN)/python -m tools.fetch_helm
+
+# Without a container engine, from the packages of Debian 12 and of requirements.lock. It needs apt-get and dpkg-deb of
+# Debian 12, and root or user namespaces.
+image: $(STAMP) ## build the container image as an OCI layout: build/image
+	@$(BIN)/python -m tools.image build build/image
+
+image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the image
+	@$(BIN)/python -m tools.image lock
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Two workers, each with control planes
 # of its own, because these tests wait most of the time; a plane takes 700 MB.

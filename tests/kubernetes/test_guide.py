@@ -9,10 +9,8 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.demo.kubernetes.fake_node import FakeNode
@@ -23,6 +21,7 @@ from bigfleet.rpc.security.tls import TlsFiles, TlsPaths
 from bigfleet.shard.ports import ProviderRefusal
 from tests.kubernetes.cluster import ROOT, ClusterUnderTest, eventually, new_plane
 from tests.kubernetes.guide import ShellBlock, background_commands, settings_of, shell_blocks
+from tests.kubernetes.pod_commands import pod_command
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port
 
@@ -120,50 +119,12 @@ class Reader:
 
     async def start_program(self, name: str) -> None:
         """Start what a Deployment runs: its arguments, its files, the credentials of its service account."""
-        code, printed = await self.run(f"kubectl -n {NAMESPACE} get deployment {name} -o yaml")
-        assert code == 0, printed
-        pod = yaml.safe_load(printed)["spec"]["template"]["spec"]
-        code, printed = await self.run(f"kubectl -n {NAMESPACE} scale deployment {name} --replicas=0")
-        assert code == 0, printed
-        (container,) = pod["containers"]
-        arguments = [await self._resolved(each, pod, container) for each in container["args"]]
-        arguments = [
-            f"--metrics-addr=127.0.0.1:{free_port()}" if "metrics-addr" in each else each for each in arguments
-        ]
-        access = await self.cluster.plane.service_account_kubeconfig(NAMESPACE, pod["serviceAccountName"])
-        self.start(
-            name, [*container["command"], *arguments, f"--namespace={NAMESPACE}"],
-            {**self.environment, "KUBECONFIG": str(access)},
-        )  # fmt: skip
-
-    async def _resolved(self, argument: str, pod: dict[str, Any], container: dict[str, Any]) -> str:
-        """Return an argument with the values of the container's variables, and files where the test has put them."""
-        for variable in container.get("env", ()):
-            source = variable["valueFrom"]["configMapKeyRef"]
-            if f"$({variable['name']})" in argument:
-                value = await self._value("configmap", source["name"], source["key"])
-                argument = argument.replace(f"$({variable['name']})", value)
-        flag, _equals, path = argument.partition("=")
-        volumes = {each["name"]: each for each in pod["volumes"]}
-        for mount in container["volumeMounts"]:
-            if path.startswith(f"{mount['mountPath']}/"):
-                place = self.folder / "mounted" / path.lstrip("/")
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_text(await self._file(volumes[mount["name"]], place.name))
-                argument = f"{flag}={place}"
-        return argument
-
-    async def _file(self, volume: dict[str, Any], key: str) -> str:
-        if "secret" in volume:
-            return await self._value("secret", volume["secret"]["secretName"], key)
-        return await self._value("configmap", volume["configMap"]["name"], key)
-
-    async def _value(self, kind: str, name: str, key: str) -> str:
-        decoded = " | base64 -d" if kind == "secret" else ""
-        path = "{.data." + key.replace(".", r"\.") + "}"
-        code, printed = await self.run(f"kubectl -n {NAMESPACE} get {kind} {name} -o jsonpath='{path}'{decoded}")
-        assert code == 0, printed
-        return printed
+        kubectl = self.cluster.plane.kubectl
+        command = await pod_command(kubectl, NAMESPACE, f"deployment/{name}", self.folder / "pods" / name)
+        await kubectl("-n", NAMESPACE, "scale", "deployment", name, "--replicas=0")
+        access = await self.cluster.plane.service_account_kubeconfig(NAMESPACE, command.service_account)
+        words = command.with_flags({"--metrics-addr": f"127.0.0.1:{free_port()}"})
+        self.start(name, [*words, f"--namespace={NAMESPACE}"], {**self.environment, "KUBECONFIG": str(access)})
 
     def check_running(self) -> None:
         """Raise AssertionError with all logs when a process has ended by itself."""

@@ -1,0 +1,131 @@
+"""The root file system of the image, without kernels: what it holds, and that its user can run it."""
+
+import os
+import stat
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.images import built, needs_root, printed_inside, run_inside
+from tools.image.build import make_root
+from tools.image.wheels import ROOT
+
+pytestmark = pytest.mark.slow
+
+_PACKAGES = "/opt/bigfleet/lib/python3.11/site-packages"
+#: Run by the Python of the image: prints modules whose bytecode is missing or names another place.
+_BYTECODE = """
+import importlib.util, marshal, pathlib
+for top in ("/usr/lib/python3.11", "/opt/bigfleet/lib"):
+    for source in pathlib.Path(top).rglob("*.py"):
+        compiled = pathlib.Path(importlib.util.cache_from_source(str(source)))
+        if not compiled.is_file():
+            print("not compiled:", source)
+        elif marshal.loads(compiled.read_bytes()[16:]).co_filename != str(source):
+            print("names another place:", source)
+"""
+#: Prints the extension modules of Python, and the modules of ours, that cannot be imported. No kernel is compiled.
+_IMPORTS = """
+import os
+os.environ["NUMBA_DISABLE_JIT"] = "1"
+import importlib, pathlib, pkgutil, bigfleet
+names = [path.name.partition(".")[0] for path in pathlib.Path("/usr/lib/python3.11/lib-dynload").glob("*.so")]
+# The first need hypothesis, which is for tests; the others run when they are imported.
+others = ("provider.testing", "__main__")
+for found in pkgutil.walk_packages(bigfleet.__path__, "bigfleet.", onerror=lambda name: print("cannot be read:", name)):
+    names.append(found.name)
+for name in names:
+    if any(word in name for word in others):
+        continue
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        print(name, error)
+print(len(names))
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root file system."""
+    folder = tmp_path_factory.mktemp("image")
+
+    def make() -> Path:
+        environment = {**os.environ, "SOURCE_DATE_EPOCH": "1000000000"}
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        make_root(folder / "root", cache / "bigfleet" / "image", environment, print)
+        return folder / "root"
+
+    return built(make)
+
+
+def files(root: Path) -> Iterator[Path]:
+    return (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+@needs_root
+def test_its_user_runs_it_on_a_file_system_that_is_read_only(root: Path) -> None:
+    assert printed_inside(root, "bigfleet", "--version").strip() == f"bigfleet {version('bigfleet')}"
+    assert printed_inside(root, "python3", "-c", "import os; print(os.getuid(), os.getgid())").split() == ["65532"] * 2
+    refused = run_inside(root, "python3", "-c", "open('/opt/bigfleet/x', 'w')")
+    assert "Read-only file system" in refused.stderr
+
+
+@needs_root
+def test_every_command_is_there_and_imports(root: Path) -> None:
+    *faults, count = printed_inside(root, "python3", "-W", "ignore", "-c", _IMPORTS).splitlines()
+
+    assert faults == []
+    assert int(count) > 100
+
+
+@needs_root
+def test_every_module_is_bytecode_of_its_place_in_the_image(root: Path) -> None:
+    assert printed_inside(root, "python3", "-c", _BYTECODE) == ""
+
+
+def test_it_has_no_installer_no_compiler_and_no_shell(root: Path) -> None:
+    programs = sorted(
+        str(path.relative_to(root))
+        for path in files(root)
+        if path.stat().st_mode & 0o111 and "bin" in path.relative_to(root).parts
+    )
+
+    assert programs == ["opt/bigfleet/bin/bigfleet", "opt/bigfleet/bin/hail-dedicated", "usr/bin/python3.11"]
+    packages = {path.name.partition("-")[0] for path in (root / _PACKAGES[1:]).iterdir()}
+    assert {"bigfleet", "numba", "uvloop"} <= packages
+    assert not packages & {"pip", "setuptools", "hatchling", "editables", "pytest", "hypothesis", "tests"}
+    assert not (root / "usr/lib/python3.11/ensurepip").exists()
+
+
+def test_nothing_of_the_host_is_in_it(root: Path) -> None:
+    traces = (str(ROOT).encode(), str(root).encode())
+
+    assert [str(path) for path in files(root) if any(trace in path.read_bytes() for trace in traces)] == []
+
+
+def test_no_file_gives_rights_and_no_link_leads_nowhere(root: Path) -> None:
+    links = [path for path in root.rglob("*") if path.is_symlink()]
+
+    assert [path for path in files(root) if path.stat().st_mode & (stat.S_ISUID | stat.S_ISGID)] == []
+    assert links
+    assert [path for path in links if not os.path.lexists(target_in(root, path))] == []
+
+
+def target_in(root: Path, link: Path) -> Path:
+    """Return where a link leads, as a process sees it whose root this is."""
+    led = Path("/", link.parent.relative_to(root), link.readlink())
+    return root / str(led).lstrip("/")
+
+
+def test_licences_and_versions_of_what_it_holds_stay_in_it(root: Path) -> None:
+    """Where scanners of images look for the packages of Debian."""
+    recorded = {path.name: path.read_text(encoding="utf-8") for path in (root / "var/lib/dpkg/status.d").iterdir()}
+
+    assert "\nVersion: 3.11." in recorded["python3.11-minimal"]
+    assert [name for name in recorded if not (root / "usr/share/doc" / name / "copyright").exists()] == []
+    assert (root / "usr/share/common-licenses/GPL-2").is_file()
+    assert list((root / _PACKAGES[1:]).glob("bigfleet-*.dist-info/licenses/LICENSE"))
+    assert (root / "etc/ssl/certs/ca-certificates.crt").read_bytes().count(b"BEGIN CERTIFICATE") > 100

@@ -1,0 +1,287 @@
+"""tools/image: which packages an image gets, and that equal files make equal images."""
+
+import json
+import os
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools.image import debian
+from tools.image.debian import Pinned, fetch, locked
+from tools.image.faults import ImageFault
+from tools.image.layout import Appearance, read_blob, unpack_layout, write_layout
+from tools.image.wheels import LOCK, ROOT, runtime_requirements, unpack_wheel, write_commands
+
+# ---- packages of Python ----------------------------------------------------------------------------------------------
+
+LOCKED = """\
+direct==1.0 \\
+    --hash=sha256:aa
+    # via bigfleet (pyproject.toml)
+indirect==2.0 ; python_full_version < '3.12' \\
+    --hash=sha256:bb \\
+    --hash=sha256:bc
+    # via
+    #   -c requirements-dev.lock
+    #   direct
+indirect==3.0 ; python_full_version >= '3.12' \\
+    --hash=sha256:cc
+    # via direct
+windows==1.0 ; sys_platform == 'win32' \\
+    --hash=sha256:dd
+    # via direct
+builder==1.0 \\
+    --hash=sha256:ee
+    # via bigfleet (pyproject.toml:build)
+shared==1.0 \\
+    --hash=sha256:ff
+    # via
+    #   builder
+    #   indirect
+"""
+
+
+def test_an_image_gets_what_running_needs_with_all_hashes() -> None:
+    found = runtime_requirements(LOCKED)
+
+    assert [line for line in found.splitlines() if "==" in line] == [
+        "direct==1.0 \\",
+        "indirect==2.0 ; python_full_version < '3.12' \\",
+        "shared==1.0 \\",
+    ]
+    assert [word for word in found.split() if word.startswith("--hash")] == [
+        f"--hash=sha256:{digest}" for digest in ("aa", "bb", "bc", "ff")
+    ]
+
+
+def test_every_dependency_of_the_project_is_found_in_its_lock_file_and_nothing_that_builds_it() -> None:
+    found = runtime_requirements(LOCK.read_text(encoding="utf-8"))
+    names = {line.partition("==")[0] for line in found.splitlines() if line[:1].isalnum()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["uvloop"]]
+
+    assert {each.partition(">")[0] for each in wanted} <= names
+    assert not names & {"hatchling", "editables", "pip", "setuptools", "colorama", "pytest"}
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel with all kinds of entries."""
+    path = tmp_path / "numpy-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in (
+            "numpy/__init__.py",
+            "numpy/core/tests/test_core.py",
+            "numpy/core.pyi",
+            "numpy-1.0.data/purelib/more.py",
+            "numpy-1.0.data/headers/numpy.h",
+        ):
+            archive.writestr(name, "")
+        archive.writestr("numpy-1.0.dist-info/entry_points.txt", "[console_scripts]\nf2py = numpy.f2py:main\n")
+    return path
+
+
+def test_a_wheel_is_unpacked_without_tests_and_what_compiling_against_it_needs(tmp_path: Path, wheel: Path) -> None:
+    unpack_wheel(wheel, tmp_path / "prefix")
+    packages = tmp_path / "prefix/lib/python3.11/site-packages"
+
+    assert sorted(str(path.relative_to(packages)) for path in packages.rglob("*") if path.is_file()) == [
+        "more.py",
+        "numpy-1.0.dist-info/entry_points.txt",
+        "numpy/__init__.py",
+    ]
+
+
+def test_a_command_runs_the_python_of_the_image(tmp_path: Path, wheel: Path) -> None:
+    unpack_wheel(wheel, tmp_path)
+    (tmp_path / "bin").mkdir()
+
+    assert write_commands(tmp_path, "/opt/place", "numpy") == ["f2py"]
+    command = tmp_path / "bin" / "f2py"
+    assert command.read_text().splitlines() == [
+        "#!/opt/place/bin/python3",
+        "import sys",
+        "",
+        "from numpy.f2py import main",
+        "",
+        'if __name__ == "__main__":',
+        "    sys.exit(main())",
+    ]
+    assert os.access(command, os.X_OK)
+
+
+# ---- packages of Debian ----------------------------------------------------------------------------------------------
+
+CONTENT = b"a package"
+DIGEST = "5f3e5dc8d5cd6fc40f7d1d6b5ff86bd1eb7a4cc6dc0d5ccf9fa7a2d7a0b4e0c5"
+
+
+def apt(folder: Path, *, script: str) -> dict[str, str]:
+    """Return an environment whose apt-get is a script."""
+    program = folder / "bin" / "apt-get"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:/usr/bin:/bin"}
+
+
+def digest_of(folder: Path) -> str:
+    path = folder / "some"
+    path.write_bytes(CONTENT)
+    return debian._digest(path)
+
+
+def test_the_lock_file_has_exactly_the_packages_of_the_image() -> None:
+    assert tuple(pinned.name for pinned in locked()) == debian.PACKAGES
+
+
+def test_a_line_that_is_none_is_named(tmp_path: Path) -> None:
+    lock = tmp_path / "debian.lock"
+    lock.write_text("# a comment\n\nlibc6=2.36\n")
+
+    with pytest.raises(ImageFault, match=r"debian\.lock:3: 'libc6=2\.36' is not NAME=VERSION sha256:DIGEST"):
+        locked(lock)
+
+
+def test_a_package_is_downloaded_once_and_found_by_its_digest(tmp_path: Path) -> None:
+    pinned = Pinned("libx", "1:2", digest_of(tmp_path))
+    environment = apt(tmp_path, script=f'echo "$@" >> {tmp_path}/asked; printf "a package" > libx_1%3a2_amd64.deb')
+
+    (first,) = fetch([pinned], tmp_path / "cache", environment)
+    (second,) = fetch([pinned], tmp_path / "cache", environment)
+
+    assert first == second
+    assert first.read_bytes() == CONTENT
+    (asked,) = (tmp_path / "asked").read_text().splitlines()
+    assert asked.endswith("download libx=1:2")
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.name]
+
+
+def test_a_damaged_package_of_the_cache_is_downloaded_again(tmp_path: Path) -> None:
+    pinned = Pinned("libx", "2", digest_of(tmp_path))
+    environment = apt(tmp_path, script='printf "a package" > libx_2_amd64.deb')
+    (file,) = fetch([pinned], tmp_path / "cache", environment)
+    file.write_bytes(b"damaged")
+
+    fetch([pinned], tmp_path / "cache", environment)
+
+    assert file.read_bytes() == CONTENT
+
+
+def test_a_package_with_another_digest_is_refused(tmp_path: Path) -> None:
+    environment = apt(tmp_path, script='printf "another" > libx_2_amd64.deb')
+
+    with pytest.raises(ImageFault, match=r"libx 2 has the digest .*, and .*debian\.lock has 5f3e5dc8"):
+        fetch([Pinned("libx", "2", DIGEST)], tmp_path / "cache", environment)
+
+
+def test_a_version_that_debian_has_replaced_is_named_with_the_remedy(tmp_path: Path) -> None:
+    environment = apt(tmp_path, script="echo \"E: Version '2' for 'libx' was not found\"; exit 100")
+
+    with pytest.raises(ImageFault, match=r"(?s)ended with 100.*make image-lock.*Version '2' for 'libx' was not found"):
+        fetch([Pinned("libx", "2", DIGEST)], tmp_path / "cache", environment)
+
+
+def test_a_host_without_apt_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ImageFault, match="apt-get is not on the PATH; on Debian bookworm"):
+        fetch([Pinned("libx", "2", DIGEST)], tmp_path / "cache", {"PATH": str(tmp_path)})
+
+
+# ---- layout ----------------------------------------------------------------------------------------------------------
+
+
+def small_root(folder: Path, names: tuple[str, ...] = ("etc/passwd", "opt/run", "var/lib/x/state")) -> Path:
+    """Make a root with files in this order."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (folder / "opt" / "run").chmod(0o700)
+    (folder / "link").symlink_to("opt/run")
+    return folder
+
+
+def appearance(**changes: int) -> Appearance:
+    return Appearance(
+        timestamp=changes.get("timestamp", 1_000_000_000),
+        owners={"var/lib/x": (65532, 0o700)},
+        config={"Entrypoint": ["run"]},
+    )
+
+
+LAYERS = (lambda path: not path.startswith("opt"), lambda _path: True)
+
+
+def test_equal_files_make_equal_images_wherever_and_whenever_they_were_written(tmp_path: Path) -> None:
+    names = ("etc/passwd", "opt/run", "var/lib/x/state")
+    one = small_root(tmp_path / "one", names)
+    two = small_root(tmp_path / "two", names[::-1])
+    for path in two.rglob("*"):
+        os.utime(path, (1, 1), follow_symlinks=False)
+
+    first = write_layout(one, tmp_path / "first", appearance(), LAYERS, "1")
+    second = write_layout(two, tmp_path / "second", appearance(), LAYERS, "1")
+
+    assert first == second
+    assert (tmp_path / "first/index.json").read_bytes() == (tmp_path / "second/index.json").read_bytes()
+
+
+@pytest.mark.parametrize("change", ["content", "mode", "link", "name", "time"])
+def test_any_other_file_makes_another_image(tmp_path: Path, change: str) -> None:
+    root = small_root(tmp_path / "root")
+    first = write_layout(root, tmp_path / "first", appearance(), LAYERS, "1")
+    if change == "content":
+        (root / "etc/passwd").write_text("other")
+    elif change == "mode":
+        (root / "opt/run").chmod(0o600)
+    elif change == "link":
+        (root / "link").unlink()
+        (root / "link").symlink_to("etc")
+    elif change == "name":
+        (root / "etc/passwd").rename(root / "etc/group")
+    second = write_layout(root, tmp_path / "second", appearance(timestamp=int(change == "time")), LAYERS, "1")
+
+    assert first.digest != second.digest
+    assert first.image_id != second.image_id
+
+
+def test_an_image_unpacks_to_its_files_with_owners_and_modes(tmp_path: Path) -> None:
+    write_layout(small_root(tmp_path / "root"), tmp_path / "layout", appearance(), LAYERS, "1")
+    config = unpack_layout(tmp_path / "layout", tmp_path / "back")
+
+    assert config == {"Entrypoint": ["run"]}
+    assert (tmp_path / "back/etc/passwd").read_text() == "etc/passwd"
+    assert (tmp_path / "back/link").readlink() == Path("opt/run")
+    modes = {
+        name: (tmp_path / "back" / name).stat().st_mode & 0o7777 for name in ("opt/run", "etc/passwd", "var/lib/x")
+    }
+    assert modes == {"opt/run": 0o755, "etc/passwd": 0o644, "var/lib/x": 0o700}
+    if os.geteuid() == 0:
+        assert (tmp_path / "back/var/lib/x").stat().st_uid == 65532
+        assert (tmp_path / "back/opt").stat().st_uid == 0
+
+
+def test_a_layout_is_as_the_specification_says(tmp_path: Path) -> None:
+    made = write_layout(small_root(tmp_path / "root"), tmp_path / "layout", appearance(), LAYERS, "1.2")
+    index = json.loads((tmp_path / "layout/index.json").read_text())
+    manifest = json.loads(read_blob(tmp_path / "layout", made.digest))
+    config = json.loads(read_blob(tmp_path / "layout", made.image_id))
+
+    assert json.loads((tmp_path / "layout/oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    assert index["manifests"][0]["annotations"] == {"org.opencontainers.image.ref.name": "1.2"}
+    assert manifest["config"]["digest"] == made.image_id
+    assert config["created"] == "2001-09-09T01:46:40Z"
+    assert len(manifest["layers"]) == len(config["rootfs"]["diff_ids"]) == len(LAYERS)
+    assert made.files == len(list((tmp_path / "root").rglob("*")))
+    assert not list((tmp_path / "layout").rglob("*.new"))
+
+
+def test_a_damaged_blob_is_named(tmp_path: Path) -> None:
+    made = write_layout(small_root(tmp_path / "root"), tmp_path / "layout", appearance(), LAYERS, "1")
+    blob = (tmp_path / "layout/blobs/sha256") / made.digest.partition(":")[2]
+    blob.write_bytes(blob.read_bytes() + b" ")
+
+    with pytest.raises(ValueError, match=f"the blob {made.digest} of .* is damaged"):
+        unpack_layout(tmp_path / "layout", tmp_path / "back")

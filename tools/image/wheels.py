@@ -1,0 +1,149 @@
+"""Fetches the wheels that requirements.lock pins for running BigFleet, makes BigFleet's own, and unpacks them."""
+
+import configparser
+import ensurepip
+import importlib.util
+import re
+import shutil
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from packaging.markers import Marker
+
+from tools.image.commands import run
+from tools.image.faults import ImageFault
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+LOCK: Final = ROOT / "requirements.lock"
+PYTHON: Final = "3.11"
+#: Oldest first; the C library of Debian 12 is 2.36.
+_PLATFORMS: Final = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)))
+#: Who requires what is for running, as the lock file calls it; what builds the project is for another name.
+_PROJECT: Final = "bigfleet (pyproject.toml)"
+_MARKERS: Final = {
+    "implementation_name": "cpython",
+    "os_name": "posix",
+    "platform_machine": "x86_64",
+    "platform_python_implementation": "CPython",
+    "platform_system": "Linux",
+    "python_full_version": "3.11.2",
+    "python_version": PYTHON,
+    "sys_platform": "linux",
+}
+_REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+)==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
+#: Packages' own tests, and headers for those who compile against them.
+_LEFT_OUT: Final = re.compile(
+    r"(numba|llvmlite|numpy)/(.*/)?tests/|numpy/(f2py|distutils|_core/include|_core/lib)/|numba/cuda/|.*\.(pyi|pxd|pyx|c|h|cpp|hpp)$"
+)
+_DATA: Final = re.compile(r"[^/]+\.data/(?P<scheme>[a-z]+)/(?P<rest>.+)")
+
+
+def runtime_requirements(lock: str) -> str:
+    """Return the part of a lock file that BigFleet needs to run in the image, hashes included."""
+    blocks: dict[str, tuple[str, set[str]]] = {}
+    for block in re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE):
+        lines = block.splitlines()
+        match = _REQUIREMENT.match(lines[0]) if lines else None
+        if match is None or (match[2] and not Marker(match[2]).evaluate(dict(_MARKERS))):
+            continue
+        asking = {line.lstrip("# ").removeprefix("via ") for line in lines if line.lstrip().startswith("#")}
+        blocks[match[1]] = (block, asking)
+    needed = {name for name, (_block, asking) in blocks.items() if _PROJECT in asking}
+    waiting = set(needed)
+    while waiting:
+        waiting = {name for name, (_block, asking) in blocks.items() if asking & needed} - needed
+        needed |= waiting
+    return "".join(block for name, (block, _asking) in blocks.items() if name in needed)
+
+
+def fetch_wheels(folder: Path, environment: Mapping[str, str]) -> list[Path]:
+    """Fetch the wheels for the image's Python into a folder; return them by name. Raises ImageFault."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(runtime_requirements(LOCK.read_text(encoding="utf-8")), encoding="utf-8")
+    platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
+    run(
+        [
+            *_pip(),
+            *("download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
+            *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON, *platforms),
+            *("--dest", folder, "--requirement", requirements),
+        ],
+        environment=environment,
+    )
+    return sorted(folder.glob("*.whl"))
+
+
+def _pip() -> list[str]:
+    """Return how pip is run: the one of this environment, else the one that Python brings."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip"]
+    bundled = sorted(Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl"))
+    if not bundled:
+        raise ImageFault("pip is not there; install it")
+    return [sys.executable, str(bundled[-1] / "pip")]
+
+
+def make_wheel(folder: Path, environment: Mapping[str, str]) -> Path:
+    """Build the wheel of this checkout into a folder and return it. Raises ImageFault."""
+    run(
+        [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder],
+        folder=ROOT,
+        environment=environment,
+    )
+    (wheel,) = folder.glob("bigfleet-*.whl")
+    return wheel
+
+
+def unpack_wheel(wheel: Path, prefix: Path) -> None:
+    """Unpack a wheel below the prefix of an environment, with its commands.
+
+    Raises ImageFault for a wheel that asks for more than modules and commands.
+    """
+    packages = prefix / "lib" / f"python{PYTHON}" / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            name = entry.filename
+            data = _DATA.fullmatch(name)
+            if data is not None:
+                if data["scheme"] not in ("purelib", "platlib"):
+                    # Commands that are not entry points, manuals, headers: none is needed.
+                    continue
+                name = data["rest"]
+            if entry.is_dir() or _LEFT_OUT.match(name):
+                continue
+            target = packages / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(entry) as source, target.open("wb") as copied:
+                shutil.copyfileobj(source, copied)
+
+
+def write_commands(prefix: Path, place: str, distribution: str) -> list[str]:
+    """Write the commands of a distribution that was unpacked, and return their names.
+
+    `place` is where the prefix will be.
+    """
+    packages = prefix / "lib" / f"python{PYTHON}" / "site-packages"
+    (described,) = packages.glob(f"{distribution}-*.dist-info/entry_points.txt")
+    names = []
+    for name, module, function in _entry_points(described.read_text(encoding="utf-8")):
+        command = prefix / "bin" / name
+        command.write_text(
+            f"#!{place}/bin/python3\nimport sys\n\nfrom {module} import {function}\n\n"
+            # A process that it starts with `spawn` imports it.
+            f'if __name__ == "__main__":\n    sys.exit({function}())\n',
+            encoding="utf-8",
+        )
+        command.chmod(0o755)
+        names.append(name)
+    return names
+
+
+def _entry_points(text: str) -> Iterator[tuple[str, str, str]]:
+    parsed = configparser.ConfigParser(delimiters="=")
+    parsed.read_string(text)
+    for name, value in parsed["console_scripts"].items():
+        module, _colon, function = value.partition(":")
+        yield name, module, function

@@ -251,8 +251,8 @@ class Ingest:
         return PlainBinding(binding_of(machine), is_plain and with_host, is_plain and invariant_fault(machine) is None)
 
     def is_connected(self, cluster: str) -> bool:
-        """Return whether a cluster has a session."""
-        return bool(cluster) and self._sessions.of(cluster) is not None
+        """Return whether a cluster has a session to which changes are sent."""
+        return bool(cluster) and self._sessions.shown(cluster) is not None
 
     def insert_many(
         self,
@@ -307,7 +307,7 @@ class Ingest:
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is notified that it failed."""
         known = self._inventory.record_of(machine_id)
-        if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
+        if known is not None and self.is_connected(known.cluster):
             self._report_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:
             self._on_observed(known.machine(machine_id), None)
@@ -413,7 +413,7 @@ class Ingest:
             self._nodes.pop(after.id, None)
             self._sessions.send_node_state(self.node_state(after, after.cluster))
             return
-        if self._sessions.of(cluster) is not None and not (before is not None and before.is_framed_like(after)):
+        if self._sessions.shown(cluster) is not None and not (before is not None and before.is_framed_like(after)):
             update = self.node_state(after, ClusterId(cluster))
             if (
                 before is None
@@ -429,7 +429,7 @@ class Ingest:
 
         The frame names no cluster: no further frame tells the operator of this machine's end.
         """
-        session = self._sessions.of(machine.cluster)
+        session = self._sessions.shown(machine.cluster)
         if session is None:
             return
         lost = replace(machine, state=MachineState.FAILED, last_error=cause)

@@ -31,6 +31,7 @@ from bigfleet.shard.inventory.machine_record import (
     InventoryRecord,
     NumberedBinding,
     NumberedFacts,
+    Picked,
     binding_of,
 )
 from bigfleet.shard.metrics import ShardMetrics
@@ -257,8 +258,8 @@ class Ingest:
     def insert_many(
         self,
         ids: Sequence[MachineId],
-        facts: Sequence[NumberedFacts],
-        bindings: Sequence[NumberedBinding],
+        facts: Picked[NumberedFacts],
+        bindings: Picked[NumberedBinding],
         texts: Sequence[HostTexts],
         digests: npt.NDArray[np.uint64],
         moment: Moment,
@@ -270,7 +271,7 @@ class Ingest:
         self._inventory.insert_many(
             ids, facts, bindings, texts, digests, now_seconds=moment.seconds, now_unix_nanos=moment.unix_nanos
         )
-        self._on_insert_many(ids, [each.binding for each in bindings])
+        self._on_insert_many(ids, bindings.spread([each.binding for each in bindings.values]))
 
     def show(self, machine_id: MachineId) -> None:
         """Send a machine to its cluster, if it is bound and its cluster is connected."""

@@ -5,6 +5,7 @@ shard is the real command, with its kernels on disk. Each figure is the median o
 of the shard's process, user and system. A start that did not see every machine and row has no figure.
 """
 
+import os
 import re
 import signal
 import statistics
@@ -64,10 +65,15 @@ class _Shard:
             *("--log-level", "error"),
             *_FLAGS,
         ]
+        # As an installed shard does, it starts from compiled modules.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         self.began_seconds = time.monotonic()
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bigfleet.cli.main", "shard", *arguments], stdout=log, stderr=log
+                [sys.executable, "-m", "bigfleet.cli.main", "shard", *arguments],
+                stdout=log,
+                stderr=log,
+                env=environment,
             )
 
     def metric(self, name: str) -> float:

@@ -510,6 +510,8 @@ class Shard:
             result = await self.reconciler.run(self.actuator)
         except (ProviderRefusal, TimeoutError) as error:
             _log.warning("reconcile.failed", cycle=self.cycle, error=str(error) or "List timed out")
+            if not self._has_reconciled:
+                self._trigger.retry_soon()
             return
         if self.ownership is not None:
             self.ownership.reconciled(result)

@@ -17,6 +17,7 @@ def figures_of(measured: Measured) -> dict[str, float]:
 def test_first_list_and_restart_in_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels may have to be compiled first."""
     monkeypatch.setattr(recovery, "STARTS", 1)
+    monkeypatch.setattr(recovery, "STOOD_SECONDS", 0.0)
     first_list = figures_of(recovery.measure_first_list(1_000))
     restart = figures_of(recovery.measure_restart(1_000))
 

@@ -99,7 +99,7 @@ class RecordingAgent:
 class Bench:
     """A client, its cluster and its shard."""
 
-    def __init__(self, shard: FakeShard) -> None:
+    def __init__(self, shard: FakeShard, seed: int = 1) -> None:
         self.shard = shard
         self.agent = RecordingAgent()
         self.client = SessionClient(
@@ -107,7 +107,7 @@ class Bench:
             agent=self.agent,
             dialer=shard,
             clock=LoopClock(),
-            rng=random.Random(1),
+            rng=random.Random(seed),
             settings=SessionSettings(rollup_interval_seconds=10.0, rollup_gap_seconds=1.0),
         )
         self.task = asyncio.create_task(self.client.run())
@@ -149,7 +149,7 @@ async def test_a_shard_that_does_not_greet_is_left_after_ten_seconds() -> None:
     await bench.stop()
 
     first, second = bench.shard.dialled_at_seconds[:2]
-    assert 10.0 <= second - first <= 10.5
+    assert 10.0 <= second - first <= 20.0
     assert bench.shard.streams[0].of(RollUp) == []
 
 
@@ -345,6 +345,7 @@ async def test_a_machine_that_is_configured_again_takes_its_drain_back(
 
 
 async def test_dials_back_off_with_full_jitter_up_to_half_a_minute() -> None:
+    """No wait is longer than the shard has been away, but for half a second at first."""
     shard = FakeShard()
     shard.up = False
     bench = Bench(shard)
@@ -352,18 +353,66 @@ async def test_dials_back_off_with_full_jitter_up_to_half_a_minute() -> None:
     await bench.stop()
 
     times = shard.dialled_at_seconds
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert all(gap <= backoff_ceiling_seconds(attempt) for attempt, gap in enumerate(gaps, start=1))
-    assert max(gaps) > 15.0
+    waits = [(earlier, later - earlier) for earlier, later in itertools.pairwise(times)]
+    assert all(wait <= min(30.0, max(0.5, away)) for away, wait in waits)
+    assert max(wait for _away, wait in waits) > 15.0
 
 
-def test_the_ceiling_doubles_from_half_a_second_to_thirty() -> None:
-    assert [backoff_ceiling_seconds(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 1000)] == [
-        0.5, 1, 2, 4, 8, 16, 30, 30, 30,
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("away_seconds", "ceiling_seconds"), [(0, 0.5), (0.4, 0.5), (0.6, 0.6), (7, 7), (30, 30), (1e6, 30)]
+)
+def test_the_ceiling_is_the_time_without_a_session(away_seconds: float, ceiling_seconds: float) -> None:
+    assert backoff_ceiling_seconds(away_seconds) == ceiling_seconds
 
 
-async def test_a_session_that_was_healthy_for_a_minute_ends_the_doubling() -> None:
+@pytest.mark.parametrize("outage_seconds", [0.2, 3.0, 12.0])
+async def test_every_operator_is_back_when_the_outage_has_lasted_twice(outage_seconds: float) -> None:
+    """Of two hundred, those with bad luck too; they do not come back at one moment either."""
+    shards, benches = [], []
+    for seed in range(200):
+        shards.append(FakeShard())
+        benches.append(Bench(shards[-1], seed))
+    await asyncio.gather(*(shard.stream() for shard in shards))
+    await asyncio.sleep(100)
+    lost_at_seconds = asyncio.get_running_loop().time()
+    for shard in shards:
+        shard.up = False
+        shard.streams[-1].end()
+    await asyncio.sleep(outage_seconds)
+    for shard in shards:
+        shard.up = True
+    await asyncio.gather(*(shard.stream(2) for shard in shards))
+    returned = sorted(shard.dialled_at_seconds[-1] - lost_at_seconds for shard in shards)
+    await asyncio.gather(*(bench.stop() for bench in benches))
+
+    assert outage_seconds <= returned[0]
+    assert returned[-1] <= 2 * outage_seconds + 0.5
+    assert returned[len(returned) // 2] - returned[0] > outage_seconds / 20
+
+
+async def test_time_with_a_session_does_not_count_as_away() -> None:
+    """A shard that ends sessions soon is dialled less and less often, by the waits before, not by the sessions."""
+    shard = FakeShard()
+    bench = Bench(shard)
+    ended: list[float] = []
+    waits: list[tuple[float, float]] = []
+    away_seconds = 0.0
+    for number in range(1, 40):
+        stream = await shard.stream(number)
+        if ended:
+            waits.append((away_seconds, shard.dialled_at_seconds[-1] - ended[-1]))
+            away_seconds += waits[-1][1]
+        await asyncio.sleep(20)
+        stream.end()
+        ended.append(asyncio.get_running_loop().time())
+    await bench.stop()
+
+    assert all(wait <= backoff_ceiling_seconds(away) for away, wait in waits)
+    assert max(wait for _away, wait in waits[:3]) <= 1.5
+    assert max(wait for _away, wait in waits) > 15.0
+
+
+async def test_after_a_session_that_was_healthy_for_a_minute_waits_are_short_again() -> None:
     shard = FakeShard()
     shard.up = False
     bench = Bench(shard)

@@ -45,11 +45,12 @@ class LiveShard:
         return dial(self.channel)
 
     async def connect(self, cluster: str, *capabilities: str) -> "Peer":
-        """Open a session and wait until its resync is over."""
+        """Open a session and wait until its resync is over, if the shard knows its machines."""
         peer = self.dial()
         await peer.say(hello=shard_pb2.Hello(cluster_id=cluster, capabilities=capabilities))
         await peer.hear_ack("hello")
-        await peer.hear_ack("resync")
+        if self.shard.sessions.are_shown_machines:
+            await peer.hear_ack("resync")
         return peer
 
 

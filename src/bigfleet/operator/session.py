@@ -1,7 +1,8 @@
 """Keeps one cluster's session with its shard: dial, Hello, roll-ups, answers, back-off (docs/spec/operator.md §4).
 
 Any task's end ends the session; then the next one is dialled with full jitter, so that a shard that comes back is not
-met by every cluster at once. The receive loop sorts frames and never waits: whatever takes time happens in tasks. What
+met by every cluster at once. No wait is longer than the shard has been away: a short outage stays short (ADR 0200). The
+receive loop sorts frames and never waits: whatever takes time happens in tasks. What
 the cluster is, is behind `bigfleet.operator.ports.ClusterAgent`; the transport is behind `SessionDialer`. A lost
 session ends nothing in the cluster, and this flow must never send a roll-up that the agent did not vouch for.
 """
@@ -16,7 +17,6 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainResult, NodeStateUpdate, ReclaimInstruction
 from bigfleet.model.ids import ClusterId, Rng
 from bigfleet.model.states import MachineState
-from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.drains import DrainRecord, DrainTable
 from bigfleet.operator.outbox import OperatorOutbox
 from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, SessionEnded, SessionStream
@@ -27,7 +27,7 @@ CAPABILITIES = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN
 HELLO_SECONDS_MAX = 10.0
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
-#: A session this old ends the doubling: what ended it was not a shard that refuses everyone.
+#: A session this old ends the growth of the waits: what ended it was not a shard that refuses everyone.
 HEALTHY_SECONDS = 60.0
 BOOTSTRAP_SECONDS_MAX = 25.0
 BOOTSTRAPS_AT_ONCE_MAX = 16
@@ -45,9 +45,12 @@ class SessionSettings:
     rollup_gap_seconds: float = 1.0
 
 
-def backoff_ceiling_seconds(attempt: int) -> float:
-    """Return the longest wait before dial `attempt` (from 1): 500 ms doubling to 30 s; jitter is drawn below it."""
-    return doubled_seconds(attempt - 1, first_seconds=BACKOFF_FIRST_SECONDS, seconds_max=BACKOFF_SECONDS_MAX)
+def backoff_ceiling_seconds(away_seconds: float) -> float:
+    """Return the longest wait before the next dial, by the time without a session: as long, from 500 ms to 30 s.
+
+    Jitter is drawn below it. If waits doubled with each dial, clusters that drew short ones would wait longest.
+    """
+    return min(BACKOFF_SECONDS_MAX, max(BACKOFF_FIRST_SECONDS, away_seconds))
 
 
 class SessionClient:
@@ -75,6 +78,8 @@ class SessionClient:
         #: What the shard can do; None while no session stands.
         self._shard_capabilities: frozenset[str] | None = None
         self._opened_seconds: float | None = None
+        #: Seconds without a session since the last one that was healthy.
+        self._away_seconds = 0.0
         #: Machines named since the session opened; a resync ack says that these are all.
         self._machines_named: set[str] = set()
         #: Whether it was logged in this session that a roll-up waits at the shard.
@@ -128,21 +133,23 @@ class SessionClient:
 
     async def run(self) -> None:
         """Hold a session for ever, until cancelled."""
-        attempt = 0
         while True:
+            away_since_seconds = self._clock.monotonic_seconds()
             ended = await self._hold_one_session()
             lasted_seconds = self._lasted_seconds()
+            now_seconds = self._clock.monotonic_seconds()
+            self._away_seconds += now_seconds - away_since_seconds - (lasted_seconds or 0.0)
             if lasted_seconds is not None and lasted_seconds >= HEALTHY_SECONDS:
-                attempt = 0
+                self._away_seconds = 0.0
             self._opened_seconds = None
-            attempt += 1
-            delay_seconds = self._rng.uniform(0.0, backoff_ceiling_seconds(attempt))
+            delay_seconds = self._rng.uniform(0.0, backoff_ceiling_seconds(self._away_seconds))
             if ended.kind is not EndKind.LOST:
                 # Two operators with one cluster id must not chase each other, and a refusal does not pass by itself.
                 delay_seconds = BACKOFF_SECONDS_MAX
                 self.replaced_total += ended.kind is EndKind.REPLACED
             self._log_end(ended, lasted_seconds, delay_seconds)
             await self._clock.sleep(delay_seconds)
+            self._away_seconds += self._clock.monotonic_seconds() - now_seconds
 
     def _lasted_seconds(self) -> float | None:
         """Return for how long the session has been open, None when the shard has not answered its Hello."""

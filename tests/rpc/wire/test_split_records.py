@@ -251,14 +251,57 @@ def test_which_records_are_read_in_parts(changes: dict[str, object], *, is_in_pa
     run_virtual(compare)
 
 
-async def test_some_places_alone_are_read() -> None:
-    """Places are those of the answer."""
+@pytest.mark.parametrize("places", [[1, 4, 7], [2, 3, 4, 5], [0], [9], [0, 9]])
+async def test_some_places_alone_are_read(places: list[int]) -> None:
+    """Places are those of the answer, whether the records lie together or are scattered."""
     listing, _split = await read([message(number) for number in range(10)])
     assert listing.parts is not None
-    split = await listing.parts.read([1, 4, 7])
+    split = await listing.parts.read(places)
 
-    assert list(split.places) == [1, 4, 7]
-    assert split.ids == [MachineId("m/1"), MachineId("m/4"), MachineId("m/7")]
+    assert list(split.places) == places
+    assert split.ids == [MachineId(f"m/{place}") for place in places]
+    assert_the_same(listing, split)
+
+
+@given(st.lists(records(), min_size=1, max_size=12), st.data())
+@settings(max_examples=in_proportion(100), deadline=None)
+def test_any_places_are_read_as_they_are_among_all(contents: list[bytes], data: st.DataObject) -> None:
+    """A record is cut alike, whatever else is asked for."""
+    is_asked = data.draw(st.lists(st.booleans(), min_size=len(contents), max_size=len(contents)))
+    places = [place for place, asked in enumerate(is_asked) if asked]
+
+    async def compare() -> None:
+        listing, split = await read(contents)
+        assert listing.parts is not None
+        some = await listing.parts.read(places)
+        assert list(some.places) == [place for place in split.places if place in places]
+        assert_the_same(listing, some)
+
+    run_virtual(compare)
+
+
+@pytest.mark.parametrize("texts", [("m\0", "n"), ("\0", ""), ("mü", "n"), ("m", "nü"), ("m\0ü", "ü\0")])
+async def test_texts_with_odd_characters_are_read(texts: tuple[str, str]) -> None:
+    """Also beside others, with which they are decoded together."""
+    odd_id, node_name = texts
+    listing, split = await read([message(1), message(2, id=odd_id, node_name=node_name), message(3)])
+
+    assert split.ids == ["m/1", odd_id, "m/3"]
+    assert_the_same(listing, split)
+
+
+async def test_a_text_that_is_none_leaves_out_its_record_alone() -> None:
+    """An id, a node name, and a character that is cut in two between reference and node name."""
+    cut_in_two = message(4).replace(b"i-4", b"i-\xc3").replace(b"node-4", b"\xbcode-4")
+    contents = [
+        message(1),
+        message(2).replace(b"m/2", b"m\xff2"),
+        message(3).replace(b"node-3", b"node\xff3"),
+        cut_in_two,
+    ]
+    listing, split = await read([*contents, message(5)])
+
+    assert split.ids == ["m/1", "m/5"]
     assert_the_same(listing, split)
 
 

@@ -286,16 +286,19 @@ async def test_no_phase_runs_before_the_first_successful_reconcile() -> None:
 
 
 @pytest.mark.rule("shard 10.1/7")
-async def test_sessions_that_came_too_early_are_resynchronised() -> None:
-    """The first reconcile shows them what is theirs, followed by the ack."""
+async def test_sessions_that_came_too_early_are_sent_their_machines_after_the_first_list() -> None:
+    """Before, nothing says that a cluster has no machines; after, each is sent once, followed by the ack."""
     world = World(bound_fleet(3))
     operator = world.connect("c1")
-    await asyncio.sleep(0)
+    world.provider.list_fails = True
+    await world.cycle()
+    before = [frame.echo for frame in operator.frames if isinstance(frame, Acknowledgement)]
+    world.provider.list_fails = False
     await world.cycle()
 
     echoes = [frame.echo for frame in operator.frames if isinstance(frame, Acknowledgement)]
-    assert echoes == ["hello", ECHO_RESYNC, ECHO_RESYNC]
-    assert all(operator.states(f"m0{number}")[-1] is S.CONFIGURED for number in range(3))
+    assert (before, echoes) == (["hello"], ["hello", ECHO_RESYNC])
+    assert [operator.states(f"m0{number}") for number in range(3)] == [[S.CONFIGURED]] * 3
 
 
 @pytest.mark.rule("shard 3/9")

@@ -60,11 +60,11 @@ def test_packed_records_are_a_dictionary(
     story: list[tuple[str, MachineId | list[MachineId]]], unpacked_max: int, collides: bool
 ) -> None:
     """Set, deleted, added many at once, packed and not, also where all ids want one slot."""
-    packed, expected, number = PackedRecords(), dict[MachineId, InventoryRecord](), 0
+    packed, expected, number, insertions = PackedRecords(), dict[MachineId, InventoryRecord](), 0, 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_records, "UNPACKED_MAX", unpacked_max)
         for kind, subject in story:
-            number += 1
+            number, before = number + 1, set(expected)
             subjects = [subject] if isinstance(subject, str) else subject
             ids = [MachineId(SameHash(each)) if collides else each for each in subjects]
             if kind == "set":
@@ -77,6 +77,8 @@ def test_packed_records_are_a_dictionary(
             else:
                 add(packed, expected, [each for each in ids if each not in expected], number)
             packed.validate()
+            insertions += len(expected.keys() - before)
+            assert packed.insertions == insertions
             assert (dict(packed), len(packed), len(list(packed))) == (expected, len(expected), len(expected))
             asked = [MachineId(SameHash(f"m-{each}") if collides else f"m-{each}") for each in range(31)]
             assert packed.lacking(asked).tolist() == [each not in expected for each in asked]

@@ -152,10 +152,12 @@ async def both(
     stories: Sequence[Sequence[Record]],
     prepare: Callable[[World], Any],
     *,
-    is_tested: Callable[[], None] = lambda: None,
+    is_after_first_list: bool = True,
 ) -> None:
     """Show the Lists to two shards, one of which takes what is new many at once."""
     worlds = [World(settings=ShardSettings(removal_brake=False)) for _ in range(2)]
+    for world in worlds:
+        world.shard.sessions.are_shown_machines = is_after_first_list
     operators = [prepare(world) for world in worlds]
     for story in stories:
         said = [
@@ -169,10 +171,10 @@ async def both(
 
 
 @pytest.mark.slow
-@given(lists, ownerships, st.sampled_from(["", *CLUSTERS]), st.sampled_from(["", *NAMES]))
+@given(lists, ownerships, st.sampled_from(["", *CLUSTERS]), st.sampled_from(["", *NAMES]), st.booleans())
 @settings(max_examples=in_proportion(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_many_at_once_come_to_what_one_by_one_does(
-    stories: list[list[Record]], owned: Owned, connected: str, pending: str
+    stories: list[list[Record]], owned: Owned, connected: str, pending: str, is_after_first_list: bool
 ) -> None:
     """Sound and unsound records, listed twice, of others, of connected clusters, with actions under way."""
 
@@ -183,7 +185,7 @@ def test_many_at_once_come_to_what_one_by_one_does(
         return world.connect(connected) if connected else None
 
     with small_turns():
-        run_virtual(lambda: both(stories, prepare))
+        run_virtual(lambda: both(stories, prepare, is_after_first_list=is_after_first_list))
 
 
 def odd_fleet() -> list[Record]:
@@ -287,8 +289,9 @@ async def test_few_new_machines_are_inserted_one_by_one(monkeypatch: pytest.Monk
 
 
 async def test_machines_of_a_connected_cluster_are_shown_to_it() -> None:
-    """A session that stands before the first List is sent each of its machines."""
+    """A session that stands before a List is sent each of its machines, once the first one has been applied."""
     world = World()
+    world.shard.sessions.are_shown_machines = True
     operator = world.connect("c1")
     with small_turns():
         await reconcile(world, content_of(fleet(30)), is_in_parts=True)

@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import compress
 from sys import intern
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -29,6 +29,8 @@ T = TypeVar("T")
 _RECORDS_PER_TURN_MAX: Final = 2_000
 #: Distinct facts, and distinct bindings, of one answer; records with others are left out.
 _PARTS_MAX: Final = 131_072
+#: Records that lie together are read where they are; scattered ones are copied.
+_WINDOW_FACTOR_MAX: Final = 2
 _UNREADABLE: Final = -1
 _PROVIDER_TAG: Final = b"\x0a"
 #: A reference of no characters, with its number.
@@ -90,26 +92,42 @@ class RecordSplitter:
     def _read_turn(
         self, places: Sequence[int], facts: _Parts[Machine], bindings: _Parts[ListedBinding], split: SplitRecords
     ) -> None:
-        starts, ends = self._starts, self._ends
-        records = [self._content[starts[place] : ends[place]] for place in places]
-        content = b"".join(records)
-        record_ends = np.cumsum([len(record) for record in records], dtype=np.int64)
-        record_starts = np.concatenate([np.zeros(1, np.int64), record_ends[:-1]])
+        content, record_starts, record_ends = self._window(places)
         cut = cut_records(np.frombuffer(content + bytes(PADDING), np.uint8), record_starts, record_ends)
         chosen = np.flatnonzero(cut.is_cut)
         facts_numbers = np.array(
             facts.numbers(_joined(content, (cut.providers, cut.facts, cut.more_facts), chosen)), np.int32
         )
         binding_numbers = np.array(bindings.numbers(_joined(content, (cut.states, cut.bindings), chosen)), np.int32)
-        ids, texts = _slices(content, cut.ids, chosen), _texts(content, cut, chosen)
+        texts = _texts(content, cut, chosen)
         is_read = (facts_numbers != _UNREADABLE) & (binding_numbers != _UNREADABLE)
-        are_texts = [_is_utf8(machine_id) and _is_packed(text) for machine_id, text in zip(ids, texts, strict=True)]
-        is_read &= np.array(are_texts, np.bool_)
-        split.places.extend([places[each] for each in chosen[is_read].tolist()])
-        split.ids += [MachineId(machine_id.decode()) for machine_id in compress(ids, is_read)]
-        split.texts += compress(texts, is_read)
-        split.facts.frombytes(facts_numbers[is_read].tobytes())
-        split.bindings.frombytes(binding_numbers[is_read].tobytes())
+        contents = _slices(content, cut.ids, chosen)
+        ids = _decoded(contents)
+        if ids is None or not b"".join(texts).isascii():
+            are_texts = [_is_utf8(each) and _is_packed(text) for each, text in zip(contents, texts, strict=True)]
+            is_read &= np.array(are_texts, np.bool_)
+            ids = [each.decode(errors="replace") for each in contents]
+        if not is_read.all():
+            chosen, ids, texts = chosen[is_read], list(compress(ids, is_read)), list(compress(texts, is_read))
+            facts_numbers, binding_numbers = facts_numbers[is_read], binding_numbers[is_read]
+        split.places.frombytes(np.asarray(places, np.int64)[chosen].tobytes())
+        split.ids += cast(list[MachineId], ids)
+        split.texts += texts
+        split.facts.frombytes(facts_numbers.tobytes())
+        split.bindings.frombytes(binding_numbers.tobytes())
+
+    def _window(self, places: Sequence[int]) -> tuple[bytes, Places, Places]:
+        """Return bytes that hold the records at some places, ascending, and where each begins and ends in them."""
+        chosen = np.asarray(places, np.int64)
+        starts = np.frombuffer(self._starts, np.uint64)[chosen].astype(np.int64)
+        ends = np.frombuffer(self._ends, np.uint64)[chosen].astype(np.int64)
+        first, last = int(starts[0]), int(ends[-1])
+        if last - first <= _WINDOW_FACTOR_MAX * int((ends - starts).sum()) + PADDING:
+            return self._content[first:last], starts - first, ends - first
+        # What lies between them is most of it.
+        records = [self._content[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+        record_ends = np.cumsum(ends - starts)
+        return b"".join(records), record_ends - (ends - starts), record_ends
 
 
 def _slices(content: bytes, span: Span, chosen: Places) -> list[bytes]:
@@ -127,6 +145,17 @@ def _texts(content: bytes, cut: Cut, chosen: Places) -> list[bytes]:
     return [
         ref + name if ref and (name or ref != _NO_REF) else _NO_REF + name if name else NO_TEXTS for ref, name in pairs
     ]
+
+
+def _decoded(contents: Sequence[bytes]) -> list[str] | None:
+    """Return many short texts, None where one is no text, or has a character that is used to part them."""
+    if not contents:
+        return []
+    try:
+        texts = b"\0".join(contents).decode().split("\0")
+    except UnicodeDecodeError:
+        return None
+    return texts if len(texts) == len(contents) else None
 
 
 def _is_utf8(content: bytes) -> bool:

@@ -1,11 +1,12 @@
 """Sends a session everything again: its drains under way, then its machines (docs/spec/shard.md §10.3, §10.4).
 
-Each frame is made when the stream takes it, so that it shows the moment. `Ingest` and `Executors`
-decide what a frame says.
+Each frame is made when the stream takes it, so that it shows the moment. Before the first List no session is sent any
+machine: the ack of a resync says that it named all. `Ingest` and `Executors` decide what a frame says.
 """
 
 from functools import partial
 
+from bigfleet.model.clock import Clock
 from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
@@ -30,6 +31,19 @@ class SessionResync:
         self._executors = executors
         self._ingest = ingest
         self._inventory = inventory
+
+    async def begin(self, clock: Clock) -> None:
+        """Send every session its machines: the first List has been applied."""
+        self._sessions.are_shown_machines = True
+        for session in self._sessions:
+            self.start(session)
+            # Each takes a moment that grows with its cluster.
+            await clock.sleep(0)
+
+    def session_opened(self, session: Session) -> None:
+        """Start the resync of a new session, unless `begin` will."""
+        if self._sessions.are_shown_machines:
+            self.start(session)
 
     def start(self, session: Session) -> None:
         """Queue drains and machines of the session's cluster, as they are when the stream takes them."""

@@ -151,6 +151,7 @@ class Shard:
             epoch=self.epoch,
             outbox_frames_max=self.settings.outbox_frames_max,
             accepted_term=lambda: 0 if file is None else file.accepted_term,
+            are_shown_machines=False,
             on_open=self._session_opened,
             on_lifecycle=self._session_lifecycle,
             on_node_status=self._node_reported,
@@ -509,6 +510,8 @@ class Shard:
             result = await self.reconciler.run(self.actuator)
         except (ProviderRefusal, TimeoutError) as error:
             _log.warning("reconcile.failed", cycle=self.cycle, error=str(error) or "List timed out")
+            if not self._has_reconciled:
+                self._trigger.retry_soon()
             return
         if self.ownership is not None:
             self.ownership.reconciled(result)
@@ -516,10 +519,7 @@ class Shard:
             self._has_reconciled = True
             self._log_ready()
             self._on_inventory()
-            for session in self.sessions:
-                self._resync.start(session)
-                # Each takes a moment that grows with its cluster.
-                await self._clock.sleep(0)
+            await self._resync.begin(self._clock)
 
     async def _snapshot(self) -> ColumnSnapshot:
         if not self._has_decided:
@@ -578,7 +578,7 @@ class Shard:
     def _session_opened(self, session: Session) -> None:
         self.demand_backoff.session_opened(session.cluster)
         self.publisher.session_opened(session)
-        self._resync.start(session)
+        self._resync.session_opened(session)
 
     def _node_reported(self, session: Session, status: NodeStatus) -> bool:
         return self.ingest.note_node_name(session.cluster, status)

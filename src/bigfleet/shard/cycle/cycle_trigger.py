@@ -2,8 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Final
 
 from bigfleet.model.clock import Clock
+
+#: A cycle that asks for it is repeated after so long; after each further one in a row the wait doubles.
+RETRY_FIRST_SECONDS: Final = 0.5
+#: By then every interval is over.
+_DOUBLINGS_MAX: Final = 16
 
 
 class CycleTrigger:
@@ -14,6 +20,13 @@ class CycleTrigger:
         self._clock = clock
         self._wake_gap_seconds = wake_gap_seconds
         self._wakeup = asyncio.Event()
+        #: Cycles in a row that asked to be repeated, and whether this one has.
+        self._retries = 0
+        self._is_retry_wanted = False
+
+    def retry_soon(self) -> None:
+        """Let the timer fire sooner after this cycle; twice as late each time in a row, its interval at most."""
+        self._is_retry_wanted = True
 
     def wake(self) -> None:
         """Ask for a cycle soon."""
@@ -29,7 +42,14 @@ class CycleTrigger:
                 # Several ticks may have passed; they are still one.
                 while next_tick_seconds <= started_seconds:
                     next_tick_seconds += interval_seconds
+            self._is_retry_wanted = False
             yield is_timer
+            if not self._is_retry_wanted:
+                self._retries = 0
+                continue
+            wait_seconds = RETRY_FIRST_SECONDS * 2.0 ** min(self._retries, _DOUBLINGS_MAX)
+            self._retries += 1
+            next_tick_seconds = min(next_tick_seconds, self._clock.monotonic_seconds() + wait_seconds)
 
     async def next(self, next_tick_seconds: float, started_seconds: float) -> bool:
         """Wait for the next cycle; return whether the ticker has fired."""

@@ -31,6 +31,7 @@ from bigfleet.shard.inventory.machine_record import (
     InventoryRecord,
     NumberedBinding,
     NumberedFacts,
+    Picked,
     binding_of,
 )
 from bigfleet.shard.metrics import ShardMetrics
@@ -251,14 +252,14 @@ class Ingest:
         return PlainBinding(binding_of(machine), is_plain and with_host, is_plain and invariant_fault(machine) is None)
 
     def is_connected(self, cluster: str) -> bool:
-        """Return whether a cluster has a session."""
-        return bool(cluster) and self._sessions.of(cluster) is not None
+        """Return whether a cluster has a session to which changes are sent."""
+        return bool(cluster) and self._sessions.shown(cluster) is not None
 
     def insert_many(
         self,
         ids: Sequence[MachineId],
-        facts: Sequence[NumberedFacts],
-        bindings: Sequence[NumberedBinding],
+        facts: Picked[NumberedFacts],
+        bindings: Picked[NumberedBinding],
         texts: Sequence[HostTexts],
         digests: npt.NDArray[np.uint64],
         moment: Moment,
@@ -270,7 +271,7 @@ class Ingest:
         self._inventory.insert_many(
             ids, facts, bindings, texts, digests, now_seconds=moment.seconds, now_unix_nanos=moment.unix_nanos
         )
-        self._on_insert_many(ids, [each.binding for each in bindings])
+        self._on_insert_many(ids, bindings.spread([each.binding for each in bindings.values]))
 
     def show(self, machine_id: MachineId) -> None:
         """Send a machine to its cluster, if it is bound and its cluster is connected."""
@@ -307,7 +308,7 @@ class Ingest:
     def remove(self, machine_id: MachineId) -> None:
         """Forget a machine that the provider does not report any more; its cluster is notified that it failed."""
         known = self._inventory.record_of(machine_id)
-        if known is not None and known.cluster and self._sessions.of(known.cluster) is not None:
+        if known is not None and self.is_connected(known.cluster):
             self._report_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:
             self._on_observed(known.machine(machine_id), None)
@@ -413,7 +414,7 @@ class Ingest:
             self._nodes.pop(after.id, None)
             self._sessions.send_node_state(self.node_state(after, after.cluster))
             return
-        if self._sessions.of(cluster) is not None and not (before is not None and before.is_framed_like(after)):
+        if self._sessions.shown(cluster) is not None and not (before is not None and before.is_framed_like(after)):
             update = self.node_state(after, ClusterId(cluster))
             if (
                 before is None
@@ -429,7 +430,7 @@ class Ingest:
 
         The frame names no cluster: no further frame tells the operator of this machine's end.
         """
-        session = self._sessions.of(machine.cluster)
+        session = self._sessions.shown(machine.cluster)
         if session is None:
             return
         lost = replace(machine, state=MachineState.FAILED, last_error=cause)

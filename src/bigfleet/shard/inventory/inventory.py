@@ -29,6 +29,7 @@ from bigfleet.shard.inventory.machine_record import (
     Keeper,
     NumberedBinding,
     NumberedFacts,
+    Picked,
     binding_of,
 )
 from bigfleet.shard.inventory.packed_records import PackedRecords
@@ -80,6 +81,11 @@ class Inventory:
     def lacking(self, ids: Sequence[MachineId]) -> npt.NDArray[np.bool_]:
         """Say of each of many machines whether it is not known."""
         return self._machines.lacking(ids)
+
+    @property
+    def insertions(self) -> int:
+        """How many machines were added since the start; the same number twice means that none came between."""
+        return self._machines.insertions
 
     def __iter__(self) -> Iterator[Machine]:
         return (record.machine(machine_id) for machine_id, record in self._machines.items())
@@ -201,8 +207,8 @@ class Inventory:
     def insert_many(
         self,
         ids: Sequence[MachineId],
-        facts: Sequence[NumberedFacts],
-        bindings: Sequence[NumberedBinding],
+        facts: Picked[NumberedFacts],
+        bindings: Picked[NumberedBinding],
         texts: Sequence[HostTexts],
         digests: npt.NDArray[np.uint64],
         *,
@@ -217,21 +223,27 @@ class Inventory:
             self._first_unix_nanos = now_unix_nanos
         if now_unix_nanos != self._first_unix_nanos:
             self._state_since_unix_nanos.update(zip(ids, repeat(now_unix_nanos)))
-        states = [binding.state for binding in bindings]
-        is_idle = np.array(states, np.uint8) == MachineState.IDLE
-        self._idle_since_seconds.update(zip(compress(ids, is_idle), repeat(now_seconds)))
-        for cluster, members in Counter(binding.binding.cluster for binding in bindings).items():
-            self._count(cluster, members)
+        states = np.array([binding.state for binding in bindings.values], np.uint8)[bindings.which]
+        is_idle = states == MachineState.IDLE
+        self._idle_since_seconds.update(zip(compress(ids, is_idle.tolist()), repeat(now_seconds)))
+        members = np.bincount(bindings.which, minlength=len(bindings.values)).tolist()
+        for binding, count in zip(bindings.values, members, strict=True):
+            self._count(binding.binding.cluster, count)
         columns = Columns(
-            state=np.array(states, np.uint8),
-            cluster=np.array([binding.cluster for binding in bindings], np.int32),
-            shape=np.array([each.shape for each in facts], np.int32),
-            offer=np.array([each.offer for each in facts], np.int32),
-            stamp=np.array([binding.stamp for binding in bindings], np.int32),
+            state=states,
+            cluster=np.array([binding.cluster for binding in bindings.values], np.int32)[bindings.which],
+            shape=np.array([each.shape for each in facts.values], np.int32)[facts.which],
+            offer=np.array([each.offer for each in facts.values], np.int32)[facts.which],
+            stamp=np.array([binding.stamp for binding in bindings.values], np.int32)[bindings.which],
             idle_since_seconds=np.where(is_idle, now_seconds, math.nan),
         )
         self._store.add(ids, columns, digests)
-        self._machines.add(ids, [each.facts for each in facts], [binding.binding for binding in bindings], texts)
+        self._machines.add(
+            ids,
+            facts.spread([each.facts for each in facts.values]),
+            bindings.spread([binding.binding for binding in bindings.values]),
+            texts,
+        )
         self._changed.update(ids)
 
     # ---- digests of records -----------------------------------------------------------------------------------------

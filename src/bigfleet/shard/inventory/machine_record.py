@@ -6,14 +6,21 @@ bytes with its host; stored like this it takes a hundred, and two that share the
 which machines there are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from bigfleet.engine.columns.store import Numbers, Vocabulary
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import HostRef, Machine, Stamp
 from bigfleet.model.states import CapacityType, MachineState
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 #: Parts of each kind that are shared; beyond, sharing begins again, which costs memory and nothing else.
 SHARED_MAX: Final = 262_144
@@ -162,6 +169,18 @@ class NumberedBinding(NamedTuple):
     state: int
     cluster: int
     stamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Picked(Generic[T]):
+    """One value for each of many machines: the distinct values, and by machine which of them."""
+
+    values: Sequence[T]
+    which: npt.NDArray[np.int64]
+
+    def spread(self, alike: Sequence[U]) -> list[U]:
+        """Return one of these for each machine; they are one for each distinct value."""
+        return list(map(alike.__getitem__, self.which.tolist()))
 
 
 class Keeper:

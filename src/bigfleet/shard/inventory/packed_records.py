@@ -44,6 +44,8 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         #: Places by hash of the id, each at the first slot that was empty behind the hash's own.
         self._slots = array("i", [_EMPTY]) * _SLOTS_MIN
         self._slots_used = 0
+        #: How often a machine that had no record got one.
+        self.insertions = 0
 
     def __len__(self) -> int:
         return self._packed + len(self._unpacked)
@@ -63,12 +65,13 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
     def lacking(self, ids: Sequence[MachineId]) -> npt.NDArray[np.bool_]:
         """Return for each of many machines whether it has no record."""
         table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
-        slots = np.array([hash(machine_id) for machine_id in ids], np.int64) & np.int64(len(table) - 1)
+        slots = np.array(list(map(hash, ids)), np.int64) & np.int64(len(table) - 1)
         lacks: npt.NDArray[np.bool_] = table[slots] == _EMPTY
         for each in np.flatnonzero(~lacks).tolist():
             lacks[each] = ids[each] not in self
-        for each in [each for each, machine_id in enumerate(ids) if machine_id in self._unpacked]:
-            lacks[each] = False
+        if self._unpacked:
+            for each in [each for each, machine_id in enumerate(ids) if machine_id in self._unpacked]:
+                lacks[each] = False
         return lacks
 
     def __getitem__(self, machine_id: MachineId) -> InventoryRecord:
@@ -93,6 +96,8 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
     def __setitem__(self, machine_id: MachineId, record: InventoryRecord) -> None:
         if machine_id not in self._unpacked:
             place = self._place(machine_id)
+            # Of a machine that has a record the place has facts.
+            self.insertions += place < 0 or self._facts[place] is None
             if place >= 0:
                 self._empty(place)
         self._unpacked[machine_id] = record
@@ -119,6 +124,16 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         texts: Sequence[HostTexts],
     ) -> None:
         """Add records of distinct machines that have none, in parts."""
+        self.insertions += len(ids)
+        self._place_all(ids, facts, bindings, texts)
+
+    def _place_all(
+        self,
+        ids: Sequence[MachineId],
+        facts: Sequence[Facts],
+        bindings: Sequence[Binding],
+        texts: Sequence[HostTexts],
+    ) -> None:
         first = len(self._ids)
         self._ids += ids
         self._facts += facts
@@ -144,7 +159,7 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
             self._put(place, records.pop())
             self._packed += 1
             self._give_slot(place)
-        self.add(
+        self._place_all(
             fresh,
             [record.facts for record in records],
             [record.binding for record in records],
@@ -193,9 +208,11 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
             first, self._slots_used = 0, len(self._ids) - len(self._free)
             slots = array("i", [_EMPTY]) * max(_SLOTS_MIN, 1 << (2 * self._slots_used).bit_length())
         table: npt.NDArray[np.int32] = np.frombuffer(slots, np.int32)
-        hashes = [(place, hash(each)) for place, each in enumerate(self._ids[first:], first) if each is not None]
-        places = np.array([place for place, _hash in hashes], np.int32)
-        wanted = np.array([each for _place, each in hashes], np.int64)
+        ids = self._ids[first:]
+        places, wanted = np.arange(first, first + len(ids), dtype=np.int32), np.array(list(map(hash, ids)), np.int64)
+        if self._free:
+            has_machine = np.array([each is not None for each in ids], np.bool_)
+            places, wanted = places[has_machine], wanted[has_machine]
         last = np.int64(len(table) - 1)
         while len(places):
             wanted &= last

@@ -19,7 +19,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.ownership import Owned
 from bigfleet.shard.inventory.ingest import Ingest, Moment, PlainBinding
 from bigfleet.shard.inventory.inventory import Inventory
-from bigfleet.shard.inventory.machine_record import NumberedBinding, NumberedFacts
+from bigfleet.shard.inventory.machine_record import Picked
 from bigfleet.shard.ports import RecordsInParts, SplitRecords
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 
@@ -42,7 +42,7 @@ async def split_new(parts: RecordsInParts, places: Sequence[int], inventory: Inv
         await clock.sleep(0)
         ids = split.ids[first : first + LOOKED_UP_PER_TURN_MAX]
         listed.update(ids)
-        is_known = is_known or not inventory.lacking(ids).all()
+        is_known = is_known or (len(inventory) > 0 and not inventory.lacking(ids).all())
     if not is_known and len(listed) == len(split.ids):
         return split
     times = Counter(split.ids)
@@ -95,12 +95,15 @@ class NewMachines:
         self._owned: Owned | None = None
         self._is_ours_by_binding: dict[int, bool | None] = {}
         self._is_ours_by_facts: dict[int, bool] = {}
+        self._inserted = 0
 
     def take(self, first: int, last: int, marked: Set[str], moment: Moment) -> Taken:
         """Insert those of some records of which nothing more is to be done; `marked` machines are among the rest."""
         ids, facts, bindings = self.split.ids[first:last], self._facts[first:last], self._bindings[first:last]
         asked = marked | self._filter.owned.rows.keys()
-        is_new = self._inventory.lacking(ids)
+        # A first List need not look up what it has inserted itself.
+        is_alone = self._inventory.insertions == self._inserted
+        is_new = np.ones(len(ids), np.bool_) if is_alone else self._inventory.lacking(ids)
         if asked:
             is_new &= np.array([machine_id not in asked for machine_id in ids], np.bool_)
         is_ours = self._ours(facts, bindings)
@@ -163,18 +166,19 @@ class NewMachines:
     def _insert(self, numbers: Numbers, moment: Moment) -> None:
         if not len(numbers):
             return
-        chosen, split = numbers.tolist(), self.split
+        chosen, split, inventory = numbers.tolist(), self.split, self._inventory
         # Numbers of the vocabulary are those of now: it may have been made again since the batch before.
-        facts, bindings = dict[int, NumberedFacts](), dict[int, NumberedBinding]()
-        for number in np.unique(self._facts[numbers]).tolist():
-            facts[number] = self._inventory.numbered_facts(split.facts_values[number])
-        for number in np.unique(self._bindings[numbers]).tolist():
-            bindings[number] = self._inventory.numbered_binding(self._plain[number].binding)
+        facts, which_facts = np.unique(self._facts[numbers], return_inverse=True)
+        bindings, which_bindings = np.unique(self._bindings[numbers], return_inverse=True)
         self._ingest.insert_many(
             [split.ids[number] for number in chosen],
-            [facts[number] for number in self._facts[numbers].tolist()],
-            [bindings[number] for number in self._bindings[numbers].tolist()],
+            Picked([inventory.numbered_facts(split.facts_values[number]) for number in facts.tolist()], which_facts),
+            Picked(
+                [inventory.numbered_binding(self._plain[number].binding) for number in bindings.tolist()],
+                which_bindings,
+            ),
             [split.texts[number] for number in chosen],
             self._digests[numbers],
             moment,
         )
+        self._inserted += len(chosen)

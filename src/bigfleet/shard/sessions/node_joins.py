@@ -7,7 +7,8 @@ that can report it, nothing does.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import repeat
 from math import ceil
 
 import structlog
@@ -72,21 +73,20 @@ class NodeJoins:
         else:
             self._missing[after.id] = _NOT_CONFIGURED
 
-    def inserted(self, machine_ids: Iterable[MachineId], bindings: Iterable[Binding], now_seconds: float) -> None:
+    def inserted(self, machine_ids: Sequence[MachineId], bindings: Sequence[Binding], now_seconds: float) -> None:
         """Follow machines that are new here."""
         if self._gate is JoinGate.OFF:
             return
-        bound = [
-            (machine_id, binding.state)
-            for machine_id, binding in zip(machine_ids, bindings, strict=True)
-            if binding.cluster
+        is_configured = [
+            None if not binding.cluster else binding.state is MachineState.CONFIGURED for binding in bindings
         ]
-        self._missing.update((machine_id, _NOT_CONFIGURED) for machine_id, _state in bound)
-        configured = [machine_id for machine_id, state in bound if state is MachineState.CONFIGURED]
+        configured = [machine_id for machine_id, each in zip(machine_ids, is_configured, strict=True) if each]
+        others = [machine_id for machine_id, each in zip(machine_ids, is_configured, strict=True) if each is False]
+        self._missing.update(zip(others, repeat(_NOT_CONFIGURED), strict=False))
         if configured:
             since_seconds, due = self._due_at(now_seconds)
             due += configured
-            self._missing.update((machine_id, since_seconds) for machine_id in configured)
+            self._missing.update(zip(configured, repeat(since_seconds), strict=False))
 
     def _due_at(self, now_seconds: float) -> tuple[float, list[MachineId]]:
         """Return the entry for machines that are Configured from this second on."""

@@ -111,12 +111,13 @@ class Sessions:
         on_open: Callable[[Session], None] = lambda _session: None,
         on_node_status: Callable[[Session, NodeStatus], bool] = lambda _session, _status: False,
         on_lifecycle: Callable[[str, Session], None] = lambda _event, _session: None,
+        are_shown_machines: bool = True,
     ) -> None:
         """`accepted_term` returns the coordinator's term that the shard has accepted, 0 before the first.
 
         `on_open` is called for each session that opened, after its hello was acked. `on_node_status` takes each status
         and returns whether it names a machine of the session's cluster. `on_lifecycle` is called with (event, session):
-        installed, removed, replaced, overflowed, unresponsive.
+        installed, removed, replaced, overflowed, unresponsive. `are_shown_machines` may be set later.
         """
         self._epoch = epoch
         self._outbox_frames_max = outbox_frames_max
@@ -125,6 +126,8 @@ class Sessions:
         #: By (instruction, machine): the cluster whose operator has to answer, and where its answer goes.
         self._drains: dict[tuple[str, str], tuple[str, asyncio.Future[DrainResult]]] = {}
         self._stopping = False
+        #: Whether changes of machines are sent; not before the first List, after which each session is sent all.
+        self.are_shown_machines = are_shown_machines
         #: Of the sessions' outboxes, those in which frames wait.
         self._waiting: set[Outbox] = set()
         #: Sessions that lost frames, by cluster, until everything is sent to them again.
@@ -158,6 +161,10 @@ class Sessions:
     def of(self, cluster: str) -> Session | None:
         """Return the cluster's session, or None."""
         return self._sessions.get(cluster)
+
+    def shown(self, cluster: str) -> Session | None:
+        """Return the cluster's session if changes of machines are sent to it, or None."""
+        return self._sessions.get(cluster) if self.are_shown_machines else None
 
     @property
     def is_stopping(self) -> bool:
@@ -252,7 +259,7 @@ class Sessions:
 
     def send_node_state(self, update: NodeStateUpdate) -> None:
         """Queue a node's state for its cluster; without a session it is dropped and a resync repairs it."""
-        session = self._sessions.get(update.cluster_id)
+        session = self.shown(update.cluster_id)
         if session is not None:
             session.outbox.put(update)
 

@@ -107,7 +107,7 @@ def test_offers_that_follow_demand_are_those_that_begin_with_it(fleet: FleetInpu
     for _cycle in range(4):
         # A row that is an equal copy is another object, and asks the same.
         rows = [replace(row) if data.draw(st.booleans()) else row for row in pool if data.draw(st.booleans())]
-        by_cluster = {name: [row for row in rows if row.cluster == name] for name in {row.cluster for row in rows}}
+        by_cluster = {str(name): [row for row in rows if row.cluster == name] for name in {row.cluster for row in rows}}
         is_taken = np.array(data.draw(taken) if view.rows else [], np.int64)
         classes, fitting = FleetClasses().of(view, is_taken)
 

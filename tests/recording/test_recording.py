@@ -182,7 +182,7 @@ def test_everything_that_decides_is_written() -> None:
     unrecorded = {"idle_head_start"}
     assert {field.name for field in fields(Options)} - unrecorded == set(OptionsDelta.__struct_fields__)
     assert set(RecordedNeed.__struct_fields__) == {field.name for field in fields(Need)}
-    derived = {"fingerprint"}
+    derived = {"fingerprint", "same_key"}
     assert set(ProfileEntry.__struct_fields__) == {field.name for field in fields(Profile)} - derived
     assert RecordedShape.__struct_fields__ == Shape._fields
     assert Columns._fields == ("state", "cluster", "shape", "offer", "stamp", "idle_since_seconds")

@@ -120,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.week", description="Simulate a fleet over days, with and without exchanges."
     )
-    parser.add_argument("--days", type=_days, default=7.0, help="virtual days, such as 7 or 0.5")
+    parser.add_argument("--days", type=_days, default=1.0, help="virtual days, such as 7 or 0.5")
     parser.add_argument("--seeds", type=_seeds, default=(0,), help="such as 0 or 0,3")
     parser.add_argument("--modes", type=_modes, default=tuple(ExchangeMode), help="of off, propose, on")
     parser.add_argument("--clusters", type=_clusters, default=4, help=f"from 1 to {CLUSTERS_MAX}")

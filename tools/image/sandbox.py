@@ -25,6 +25,10 @@ done
 if [ -n "$state" ]; then
   mount --bind "$state" "$root/var/lib/bigfleet"
 fi
+# In a user namespace no groups can be set.
+if [ "$user" = 0 ]; then
+  exec /usr/sbin/chroot "$root" "$@"
+fi
 exec /usr/sbin/chroot --userspec="$user:$user" "$root" "$@"
 """
 

@@ -14,7 +14,7 @@ from tools.image.layout import Appearance, Described, write_layout
 from tools.image.sandbox import sandboxed
 from tools.image.wheels import PYTHON, ROOT, fetch_wheels, make_wheel, unpack_wheel, write_commands
 
-#: Nobody's: no user of a host or of Debian has it.
+#: No user of a host or of Debian has it.
 USER: Final = 65532
 PREFIX: Final = "/opt/bigfleet"
 STATE: Final = "/var/lib/bigfleet"

@@ -1,7 +1,7 @@
 """Follows an exchange that is carried out: what comes is acquired, then what goes drains, or it is abandoned.
 
 docs/spec/exchange.md §7. A course is a value; a step is a pure function of it and of what is seen of its machines. It
-calls nobody and reads no clock. An exchange that ended stays as it ended.
+reads no clock and calls nothing outside. An exchange that ended stays as it ended.
 """
 
 import math
@@ -72,7 +72,7 @@ class Sighting(Enum):
     SERVING = "serving"
     #: It drains.
     DRAINING = "draining"
-    #: It is Idle, and bound to nobody.
+    #: It is Idle, and bound to no cluster.
     IDLE = "idle"
     #: It is not there, or no longer.
     SPECULATIVE = "speculative"
@@ -268,7 +268,7 @@ def _with_sightings(course: ExchangeCourse, seen: Mapping[str, Seen]) -> Exchang
     for machine_id, (machine_class, before) in course.came.items():
         now = seen.get(machine_id, away)
         if before.sighting is Sighting.CREATING and now.sighting is Sighting.IDLE:
-            # Created, and bound to nobody: the next decision binds it, or another one of its class.
+            # Created, and bound to no cluster: the next decision binds it, or another one of its class.
             continue
         came[machine_id] = (machine_class, now)
         is_needed = course.phase is ExchangePhase.DRAINING

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,7 +20,9 @@ def run_here(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
 
     It logs nothing: how a process logs would stay with the tests that follow.
     """
-    out, err, code = StringIO(), StringIO(), 0
+    # Some commands write bytes.
+    out, err = (TextIOWrapper(BytesIO(), encoding="utf-8", write_through=True) for _ in range(2))
+    code = 0
     silent = patch.object(runtime, "configure_logging", lambda *_arguments: None)
     with (
         chdir(cwd or Path.cwd()),
@@ -34,4 +36,9 @@ def run_here(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
             main()
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(arguments, code, _content(out), _content(err))
+
+
+def _content(written: TextIOWrapper) -> str:
+    written.seek(0)
+    return written.read()

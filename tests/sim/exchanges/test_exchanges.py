@@ -11,6 +11,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes import fleet as shapes_fleet
 from bigfleet.exchange import course as courses
 from bigfleet.exchange.course import ExchangeCourse
+from bigfleet.shard.cycle import guardrails
 from bigfleet.shard.exchange import execution
 from tests.sim.exchanges.world import FAULTS, ExchangeWorld
 
@@ -99,7 +100,7 @@ async def test_at_rest_nothing_is_exchanged_for_many_seeds(part: int) -> None:
 
 
 def _leaves_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Machines host nothing from the beginning of their exchange, before what comes is there."""
+    """Machines host nothing from the beginning of their exchange, and nothing holds them until what comes is there."""
     patch.setattr(ExchangeCourse, "leaving", property(lambda course: frozenset(course.remaining)))
     patch.setattr(ExchangeCourse, "retained", property(lambda course: frozenset()))
     sort_hosts = shapes_fleet.sort_hosts
@@ -109,6 +110,7 @@ def _leaves_at_once(patch: pytest.MonkeyPatch) -> None:
         cluster.hosts[:] = [host for host in cluster.hosts if host.machine.id not in options.leaving]
 
     patch.setattr(shapes_fleet, "sort_hosts", without_leaving)
+    patch.setattr(guardrails, "serving_for_replacements", lambda _view, _due, _decision: frozenset())
     # The decision would end the exchange that it cannot serve.
     patch.setattr(execution.ExchangeExecution, "decided", lambda self, decision: self._host.plans.decided(decision))
 

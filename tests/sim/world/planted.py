@@ -6,6 +6,7 @@ which it shows; the seeds that may be needed are in `BUDGET`. None of this is re
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.cycle import controller, reclaim_delay
 from bigfleet.shard.cycle.engine_runner import EngineRunner
+from bigfleet.shard.cycle.reclaim_delay import UNJOINED_REASON
 from bigfleet.shard.inventory import inventory
 from bigfleet.shard.ports import FenceToken, TokenSource
 from bigfleet.shard.safety_limits import DemandQuarantine, Disposition, QuarantineVerdict
@@ -110,12 +112,10 @@ def defect(name: str, invariant: str, *faults: str, found_by: int = 1, **changes
 
 def every(number: int) -> Callable[[], bool]:
     """Return a function that says True each so many-th time."""
-    count = 0
+    calls = count(1)
 
     def turn() -> bool:
-        nonlocal count
-        count += 1
-        return count % number == 0
+        return next(calls) % number == 0
 
     return turn
 
@@ -509,18 +509,19 @@ def _unserved(patch: pytest.MonkeyPatch) -> None:
 
 @defect("a machine is reclaimed for nothing now and then", "L2", found_by=31)
 def _flapping(patch: pytest.MonkeyPatch) -> None:
-    before, turn = Actuator.enqueue, every(5)
+    before, turn, others = Actuator.enqueue, every(15), count()
 
     def enqueue(self: Any, actions: Any, cycle: int) -> Any:
         bound = sorted(machine.id for machine in self._inventory if machine.state is S.CONFIGURED)
         if turn() and bound and not actions:
-            machine = self._inventory.get(bound[0])
+            # A drain for this reason is not refused for want of room on other nodes.
+            machine = self._inventory.get(bound[next(others) % len(bound)])
             actions = (
                 Action(
                     kind=ActionKind.RECLAIM,
-                    machine_id=MachineId(bound[0]),
+                    machine_id=machine.id,
                     cluster=machine.cluster,
-                    reason="phase3.excess",
+                    reason=UNJOINED_REASON,
                     grace_seconds=5,
                 ),
             )

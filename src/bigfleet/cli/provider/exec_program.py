@@ -1,6 +1,6 @@
 """Defines `bigfleet provider exec`: a provider whose backend is a program of the user's.
 
-docs/spec/exec-provider.md. The program describes itself before the state file is opened. Nothing here decides anything.
+docs/spec/exec-provider.md. The program describes itself before the state file is opened.
 """
 
 import asyncio

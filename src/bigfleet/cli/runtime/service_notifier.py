@@ -1,7 +1,8 @@
 """Reports the state of a process to the service manager that started it, as sd_notify(3) describes.
 
 Datagrams go to the AF_UNIX socket in NOTIFY_SOCKET: READY=1 as soon as `/readyz` answers 200, WATCHDOG=1 from the event
-loop, RELOADING=1 around SIGHUP, STOPPING=1. Without that variable nothing is sent. Nothing here ends a process.
+loop, RELOADING=1 around SIGHUP, STOPPING=1. Without that variable nothing is sent. This module must never end a
+process.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Holds one process of a user's program: its group, its pipes, and what of its output is retained.
 
-Standard output goes to a function as it comes, of standard error the end is retained. Nothing here may wait for longer
-than it is asked to, or retain what has no bound.
+Standard output goes to a function as it comes, of standard error the end is retained. No wait is longer than its
+bound, and what is retained has one.
 """
 
 import asyncio

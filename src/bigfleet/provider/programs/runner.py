@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from bigfleet.model.clock import Clock
-from bigfleet.provider.backend import Transient
+from bigfleet.provider.backend import Op, Transient
 from bigfleet.provider.programs.process import ProgramProcess
 from bigfleet.provider.programs.redaction import redacted
 
@@ -185,6 +185,12 @@ class ProgramRunner:
         if process.exit_code in _TERMINATED_EXIT_CODES:
             left_seconds = deadline_monotonic_seconds - self._clock.monotonic_seconds()
             await self._clock.sleep(max(0.0, left_seconds) + self._terminate_seconds)
+
+
+def operation_asked(op: Op, clock: Clock) -> dict[str, Any]:
+    """Return what a question says of the operation that it belongs to; an attempt has the time until the deadline."""
+    left_seconds = max(0.0, op.deadline_monotonic_seconds - clock.monotonic_seconds())
+    return {"id": op.id, "attempt": op.attempt, "seconds_left": round(left_seconds, 3)}
 
 
 def decoded(verb: str, output: bytes, kind: type[Any], *, secret: bytes = b"") -> Any:

@@ -31,19 +31,20 @@ def serving_for_replacements(view: ColumnSnapshot, due: Sequence[MachineId], dec
     columns, vocabulary = view.columns, view.vocabulary
     rows = {machine_id: row for machine_id in due if (row := view.rows.get(machine_id)) is not None}
     cluster_of = {machine_id: vocabulary.clusters[columns.cluster[row]] for machine_id, row in rows.items()}
-    waiting = _waiting(view, decision.rows, targets.keys() & set(cluster_of.values()))
+    clusters = targets.keys() & set(cluster_of.values())
+    coming = _coming_to(view, decision.rows, clusters) if clusters else []
     examples: dict[int, Machine] = {}
     found = set()
-    for machine_id, row in reversed(rows.items()) if waiting else ():
+    for machine_id, row in reversed(rows.items()) if coming else ():
         shape = int(columns.shape[row])
         if shape not in examples:
             examples[shape] = example_of(vocabulary, shape)
-        if any(each.takes(examples[shape]) for each in waiting if each.cluster == cluster_of[machine_id]):
+        if any(each.takes(examples[shape]) for each in coming if each.cluster == cluster_of[machine_id]):
             found.add(machine_id)
     return found
 
 
-def _waiting(view: ColumnSnapshot, rows: Iterable[RowResult], clusters: Set[str]) -> "list[_Waiting]":
+def _coming_to(view: ColumnSnapshot, rows: Iterable[RowResult], clusters: Set[str]) -> "list[_Coming]":
     """Return what does not serve yet of the machines that rows of these clusters have, by the rows that share it."""
     columns, vocabulary = view.columns, view.vocabulary
     sharing: dict[MachineId, list[Need]] = {}
@@ -57,7 +58,7 @@ def _waiting(view: ColumnSnapshot, rows: Iterable[RowResult], clusters: Set[str]
     for machine_id, needs in sharing.items():
         _, supply = groups.setdefault(tuple(map(id, needs)), (needs, Counter()))
         supply.update(vocabulary.supplies[vocabulary.supply_of_shape[columns.shape[view.rows[machine_id]]]])
-    return [_Waiting(needs, supply) for needs, supply in groups.values()]
+    return [_Coming(needs, supply) for needs, supply in groups.values()]
 
 
 def _for_pods_that_ran(result: RowResult) -> Iterable[MachineId]:
@@ -67,7 +68,7 @@ def _for_pods_that_ran(result: RowResult) -> Iterable[MachineId]:
     return claimed if need.waiting else (*claimed, *result.bootstraps, *result.provisions)
 
 
-class _Waiting:
+class _Coming:
     """Rows that share machines which do not serve yet, and what of their supply no serving machine makes up for."""
 
     def __init__(self, needs: Sequence[Need], supply: Vector) -> None:

@@ -1,6 +1,6 @@
 """Places the processes of a closed world on its network: where its provider serves, and where its shards do.
 
-docs/spec/wire.md. Each message takes its time, and nothing is lost but with a process. Nothing here decides anything.
+docs/spec/wire.md. Each message takes its time, and nothing is lost but with a process.
 """
 
 from collections.abc import Callable

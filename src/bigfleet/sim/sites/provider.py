@@ -1,8 +1,8 @@
 """Runs the real provider kit over the simulated cloud, in a process that dies and restarts.
 
 Its store and the cloud's book outlive it. A shard reaches it through `RemoteProvider`. On the way an answer to List may
-also become stale, partial, without its cursor or with records that no provider should send. Nothing here may make the
-provider itself do what its own code would not.
+also become stale, partial, without its cursor or with records that no provider should send. This module must never
+make the provider itself do what its own code would not.
 """
 
 from collections.abc import Callable

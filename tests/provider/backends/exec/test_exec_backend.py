@@ -13,6 +13,7 @@ import pytest
 import structlog
 
 from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import (
@@ -24,6 +25,7 @@ from bigfleet.provider.backend import (
     Host,
     LateResult,
     Limits,
+    MachineView,
     Op,
     PartialFacts,
     Slot,
@@ -59,10 +61,10 @@ if [ -f "$1.err" ]; then cat "$1.err" >&2; fi
 if [ -f "$1.code" ]; then exit "$(cat "$1.code")"; fi
 """
 MACHINE = Machine(
-    id="r/0",  # type: ignore[arg-type]
+    id=MachineId("r/0"),
     state=MachineState.CONFIGURING,
     host=HostRef("rack-7", "bmc-0"),
-    cluster="team-a",  # type: ignore[arg-type]
+    cluster=ClusterId("team-a"),
     instance_type="r640",
     zone="row-1",
     capacity_type=CapacityType.BARE_METAL,
@@ -272,21 +274,30 @@ async def test_readiness_by_inventory_is_false_while_the_inventory_fails(rack: R
         await ReadyByInventory(backend).ready(MACHINE, "team-a", op(Kind.CONFIGURE))
 
 
-class CountingBackend:
-    async def is_ready_by_program(self, machine: Machine, op: Op) -> bool:
+class ReadyByName(ExecBackend):
+    """A backend that runs no program: one machine is ready."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def is_ready_by_program(self, machine: MachineView, op: Op) -> bool:
         return machine.id == "ready"
 
 
+def configuring(name: str) -> Machine:
+    return Machine(id=MachineId(name), state=MachineState.CONFIGURING)
+
+
 async def test_many_machines_that_wait_are_logged_once_with_advice() -> None:
-    readiness = ReadyByProgram(CountingBackend(), SystemClock())  # type: ignore[arg-type]
+    readiness = ReadyByProgram(ReadyByName(), SystemClock())
     with structlog.testing.capture_logs() as logs:
         for number in range(READY_MACHINES_ADVISED_MAX):
-            await readiness.ready(Machine(id=f"m-{number}", state=MachineState.CONFIGURING), "c", op())  # type: ignore[arg-type]
+            await readiness.ready(configuring(f"m-{number}"), "c", op())
             # One that became ready waits no longer.
-            await readiness.ready(Machine(id="ready", state=MachineState.CONFIGURING), "c", op())  # type: ignore[arg-type]
+            await readiness.ready(configuring("ready"), "c", op())
         assert logs == []
         for number in range(3):
-            await readiness.ready(Machine(id=f"n-{number}", state=MachineState.CONFIGURING), "c", op())  # type: ignore[arg-type]
+            await readiness.ready(configuring(f"n-{number}"), "c", op())
     assert [log["event"] for log in logs] == ["backend.readiness_polled_often"]
 
 

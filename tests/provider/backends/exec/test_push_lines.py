@@ -1,7 +1,7 @@
 """What a program pushes: each line once, bad lines passed over, restarts that wait longer each time, an orderly end."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -68,14 +68,14 @@ echo closed > closed
     assert (tmp_path / "closed").read_text() == "closed\n"
 
 
-class Unstartable:
+class Unstartable(ProgramRunner):
     """A program that cannot be started, and when it was tried."""
 
     def __init__(self, clock: LoopClock) -> None:
-        self._clock = clock
+        super().__init__("program", clock=clock)
         self.tried_seconds: list[float] = []
 
-    async def start(self, verb: str, take_output: object) -> ProgramProcess:
+    async def start(self, verb: str, take_output: Callable[[bytes], None]) -> ProgramProcess:
         self.tried_seconds.append(self._clock.monotonic_seconds())
         raise ProgramFailed("program: No such file or directory")
 
@@ -84,7 +84,7 @@ class Unstartable:
 async def test_an_end_starts_it_again_later_each_time() -> None:
     clock = LoopClock()
     runner = Unstartable(clock)
-    task = asyncio.create_task(run_feed(runner, RecordingFeed(), clock))  # type: ignore[arg-type]
+    task = asyncio.create_task(run_feed(runner, RecordingFeed(), clock))
     await clock.sleep(300.0)
     task.cancel()
     waits = [

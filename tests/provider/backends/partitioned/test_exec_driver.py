@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import FoundKind, Op, Transient
@@ -36,7 +37,7 @@ if [ -f "$1.out" ]; then cat "$1.out"; fi
 """
 CARVED = Carved("n1", "g-z-half-000", CarveSize(memory_mib=15_960, vcpus=2, disk_mib=49_980, disks=2, spindles=3))
 MACHINE = Machine(
-    id="p/g/z/half/000",  # type: ignore[arg-type]
+    id=MachineId("p/g/z/half/000"),
     state=MachineState.CREATING,
     instance_type="half",
     zone="z",

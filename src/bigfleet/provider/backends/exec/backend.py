@@ -1,7 +1,7 @@
 """Implements a backend by a program: one process for each call, an inventory in JSON lines.
 
-docs/spec/exec-provider.md. The kit sees only the optional methods that the program named as verbs. Nothing here may
-decide about a machine.
+docs/spec/exec-provider.md. The kit sees only the optional methods that the program named as verbs. This
+module must never decide about a machine.
 """
 
 import asyncio

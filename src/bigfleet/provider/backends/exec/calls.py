@@ -1,7 +1,7 @@
 """Puts one call to a program into JSON and reads what its exit code and its answer mean.
 
-docs/spec/exec-provider.md §2, §3. A blob is sent on standard input only, metadata of a binding never. Nothing here may
-keep what was sent.
+docs/spec/exec-provider.md §2, §3. A blob is sent on standard input only, metadata of a binding never. This
+module must never store what was sent.
 """
 
 import base64
@@ -19,6 +19,7 @@ from bigfleet.provider.programs.runner import (
     ProgramResult,
     ProgramRunner,
     decoded,
+    operation_asked,
 )
 
 T = TypeVar("T")
@@ -91,8 +92,7 @@ class ProgramCalls:
             }
         }
         if op is not None:
-            left_seconds = max(0.0, op.deadline_monotonic_seconds - self._clock.monotonic_seconds())
-            question["operation"] = {"id": op.id, "attempt": op.attempt, "seconds_left": round(left_seconds, 3)}
+            question["operation"] = operation_asked(op, self._clock)
         return question
 
     async def ask(

@@ -1,7 +1,7 @@
 """Runs the program's `feed` for as long as the provider serves and pushes each of its lines.
 
 docs/spec/exec-provider.md §5. A line that is not understood is logged and passed over; an end starts the program again,
-later each time. Nothing here may let lines pile up.
+later each time. While 1,000 lines wait for their commit, the program is read no further.
 """
 
 import asyncio

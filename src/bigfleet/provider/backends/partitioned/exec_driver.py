@@ -20,6 +20,7 @@ from bigfleet.provider.programs.runner import (
     ProgramFailed,
     ProgramRunner,
     decoded,
+    operation_asked,
 )
 
 T = TypeVar("T")
@@ -110,8 +111,7 @@ class ExecDriver:
             "disks": [disk] * size.disk_count,
         }
         if op is not None:
-            left_seconds = op.deadline_monotonic_seconds - self._clock.monotonic_seconds()
-            question["operation"] = {"id": op.id, "attempt": op.attempt, "seconds_left": round(left_seconds, 3)}
+            question["operation"] = operation_asked(op, self._clock)
         return question
 
     async def _run(

@@ -233,6 +233,18 @@ async def test_a_stream_that_takes_nothing_is_given_up(live: LiveShard, monkeypa
     assert live.shard.sessions.of("c2") is not None
 
 
+async def test_a_stream_that_has_nothing_to_take_stays(live: LiveShard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is since it took a frame, and also when one comes again."""
+    monkeypatch.setattr(session_server, "WRITE_TIMEOUT_SECONDS", 0.1)
+    peer = await live.connect("c1")
+    for _ in range(2):
+        await peer.say(rollup=rollup("c1"))
+        await peer.hear_ack("rollup")
+        await asyncio.sleep(0.3)
+
+    assert live.shard.sessions.of("c1") is not None
+
+
 @pytest.mark.rule("shard 1/16")
 async def test_a_graceful_stop_ends_streams_as_unavailable(live: LiveShard) -> None:
     """Streams close first, so that the server's own stop waits for none of them."""

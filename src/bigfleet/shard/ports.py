@@ -11,10 +11,12 @@ from enum import Enum
 from itertools import compress
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+
 from bigfleet.model.ids import ClusterId, MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.shard.inventory.host_texts import HostTexts
+from bigfleet.shard.inventory.host_texts import HostTextColumn, PickedTexts
 
 
 class FenceToken(NamedTuple):
@@ -58,21 +60,23 @@ class SplitRecords:
     #: Numbers of `facts_values` and `binding_values`.
     facts: "array[int]" = field(default_factory=lambda: array("i"))
     bindings: "array[int]" = field(default_factory=lambda: array("i"))
-    #: Host reference and node name, packed.
-    texts: list[HostTexts] = field(default_factory=list)
+    #: Host reference and node name, all packed.
+    texts: HostTextColumn = field(default_factory=HostTextColumn)
     #: Machines that are nothing but facts and the host's provider.
     facts_values: Sequence[Machine] = ()
     binding_values: Sequence[ListedBinding] = ()
 
     def chosen(self, is_chosen: Sequence[bool]) -> "SplitRecords":
         """Return some of the records."""
+        texts = HostTextColumn()
+        texts.extend_from(PickedTexts(self.texts, np.flatnonzero(np.array(is_chosen, np.bool_))))
         return replace(
             self,
             places=array("q", compress(self.places, is_chosen)),
             ids=list(compress(self.ids, is_chosen)),
             facts=array("i", compress(self.facts, is_chosen)),
             bindings=array("i", compress(self.bindings, is_chosen)),
-            texts=list(compress(self.texts, is_chosen)),
+            texts=texts,
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.model.validation import InvariantBroken
 from bigfleet.shard.inventory import packed_records
-from bigfleet.shard.inventory.host_texts import NO_TEXTS, REF_BYTES_MAX, pack, unpack
+from bigfleet.shard.inventory.host_texts import NO_TEXTS, REF_BYTES_MAX, HostTextColumn, PickedTexts, pack, unpack
 from bigfleet.shard.inventory.machine_record import Binding, Facts, InventoryRecord, binding_of
 from bigfleet.shard.inventory.packed_records import PackedRecords
 from tests.engine.proof import in_proportion
@@ -92,7 +93,10 @@ def add(
     records = [record(100 * number + each) for each in range(len(ids))]
     facts: list[Facts] = [each.facts for each in records]
     bindings: list[Binding] = [each.binding for each in records]
-    packed.add(ids, facts, bindings, [pack(each.host_ref, each.node_name, each.last_error) for each in records])
+    column = HostTextColumn()
+    for each in records:
+        column.append(pack(each.host_ref, each.node_name, each.last_error))
+    packed.add(ids, facts, bindings, PickedTexts(column, np.arange(len(ids))))
     expected.update(zip(ids, records, strict=True))
 
 
@@ -110,15 +114,22 @@ def test_a_slot_that_is_lost_is_found_by_validation() -> None:
         packed.validate()
 
 
+def no_texts(machines: int) -> PickedTexts:
+    """Return the texts of machines that have none."""
+    column = HostTextColumn()
+    column.extend(b"", np.zeros(machines, np.int64))
+    return PickedTexts(column, np.arange(machines))
+
+
 def test_free_places_take_no_slots_once_slots_are_given_anew() -> None:
     """All of them would want one slot, and each would be tried behind all others."""
     records, shown = PackedRecords(), record(1)
     old = [MachineId(f"old-{number}") for number in range(2_000)]
-    records.add(old, [shown.facts] * len(old), [shown.binding] * len(old), [NO_TEXTS] * len(old))
+    records.add(old, [shown.facts] * len(old), [shown.binding] * len(old), no_texts(len(old)))
     for machine_id in old[1:]:
         del records[machine_id]
     new = [MachineId(f"new-{number}") for number in range(7_000)]
-    records.add(new, [shown.facts] * len(new), [shown.binding] * len(new), [NO_TEXTS] * len(new))
+    records.add(new, [shown.facts] * len(new), [shown.binding] * len(new), no_texts(len(new)))
 
     assert sum(place >= 0 for place in records._slots) == len(records) == len(new) + 1
     records.validate()

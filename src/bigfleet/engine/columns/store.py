@@ -184,16 +184,15 @@ class Columns(NamedTuple):
 
     def copied(self) -> "Columns":
         """Return columns of their own memory."""
-        return Columns(
-            self.state.copy(),
-            self.cluster.copy(),
-            self.shape.copy(),
-            self.offer.copy(),
-            self.stamp.copy(),
-            self.idle_since_seconds.copy(),
-        )
+        return self.at(slice(None))
 
-    def put(self, rows: npt.NDArray[Any], source: "Columns", source_rows: Any) -> None:
+    def at(self, rows: Any) -> "Columns":
+        """Return columns of some rows, in their order and of their own memory."""
+        chosen = Columns.empty(len(self.state[rows]))
+        chosen.put(slice(None), self, rows)
+        return chosen
+
+    def put(self, rows: Any, source: "Columns", source_rows: Any) -> None:
         """Overwrite some rows with rows of other columns."""
         self.state[rows] = source.state[source_rows]
         self.cluster[rows] = source.cluster[source_rows]
@@ -276,6 +275,8 @@ class ColumnStore:
         self._is_shown = False
         #: One pair of integers per row, zeros for no note; without rows until there is a note.
         self._notes = np.zeros((0, 2), np.uint64)
+        #: What `add` took since rows were last merged: ids, columns and notes.
+        self._added: list[tuple[Sequence[MachineId], Columns, npt.NDArray[np.uint64]]] = []
         self._waiting: dict[MachineId, Numbers] = {}
         #: What is to be written into which row: together at the next view, in a fraction of the time.
         self._written: dict[int, Numbers] = {}
@@ -305,6 +306,7 @@ class ColumnStore:
     @property
     def layout(self) -> int:
         """The numbering of the rows; it changes when machines get or lose theirs."""
+        self._settle_added()
         return self._layout
 
     def insert(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
@@ -324,7 +326,7 @@ class ColumnStore:
 
     def put(self, machine_id: MachineId, numbers: Numbers) -> None:
         """Add or replace a machine that is in numbers of the present vocabulary. O(log n)."""
-        row = self._finder.row(machine_id)
+        row = self.row(machine_id)
         if row is None:
             self._waiting[machine_id] = numbers
             self._waiting_notes.pop(machine_id, None)
@@ -343,12 +345,10 @@ class ColumnStore:
     def add(self, ids: Sequence[MachineId], columns: Columns, notes: npt.NDArray[np.uint64]) -> None:
         """Add distinct machines that are not known, in numbers of the present vocabulary, each with its note.
 
-        Cost: one merge, as of the machines that wait for a row.
+        Cost: with the next call of anything else, one merge of all that was added until then.
         """
-        self.settle()
-        order, ordered = sorted(range(len(ids)), key=ids.__getitem__), Columns.empty(len(ids))
-        ordered.put(np.arange(len(ids)), columns, order)
-        self._insert([ids[place] for place in order], ordered, notes[order])
+        self._added.append((ids, columns, notes))
+        self._latest = None
 
     def update(self, machine: Machine, idle_since_seconds: float | None = None) -> None:
         """Replace a machine. O(log n). Raises KeyError when its id is not known."""
@@ -399,10 +399,12 @@ class ColumnStore:
 
         The array is the store's own: it changes with the machines, and another layout has another one.
         """
+        self._settle_added()
         return self._notes
 
     def settle(self) -> None:
-        """Give every machine that waits for it its row."""
+        """Give every machine that has none its row."""
+        self._settle_added()
         if self._waiting:
             self._merge()
 
@@ -415,6 +417,8 @@ class ColumnStore:
 
     def row(self, machine_id: MachineId) -> int | None:
         """Return the machine's row in the present layout, None when it has none."""
+        if self._added:
+            self._settle_added()
         return self._finder.row(machine_id)
 
     def snapshot(self, source: Snapshot | None = None) -> ColumnSnapshot:
@@ -453,6 +457,7 @@ class ColumnStore:
 
     def validate(self) -> None:
         """Compare everything with the invariants. Raises InvariantBroken."""
+        self._settle_added()
         ids = self._ids
         ensure(all(map(lt, ids, ids[1:])), "columns: ids are not in order")
         ensure(len(ids) == len(self._columns.state), f"columns: {len(ids)} ids and {len(self._columns.state)} rows")
@@ -481,7 +486,8 @@ class ColumnStore:
         self._buffers.clear()
 
     def _write(self) -> None:
-        """Write what is to be written."""
+        """Write what is to be written, new rows included."""
+        self._settle_added()
         if not self._written:
             return
         self._unshare()
@@ -492,7 +498,7 @@ class ColumnStore:
         self._written.clear()
 
     def _live_row(self, machine_id: MachineId) -> int:
-        row = self._finder.row(machine_id)
+        row = self.row(machine_id)
         if row is None or (row not in self._written and self._columns.state[row] == REMOVED):
             raise KeyError(machine_id)
         return row
@@ -515,6 +521,19 @@ class ColumnStore:
         self._buffers = [buffer for buffer in self._buffers if buffer.view() is not None][-HISTORY_MAX:]
         return self._columns.copied()
 
+    def _settle_added(self) -> None:
+        """Give the machines that `add` took their rows: all in one merge, because each merge copies all rows."""
+        if not self._added:
+            return
+        batches, self._added = self._added, []
+        ids = [machine_id for batch_ids, _, _ in batches for machine_id in batch_ids]
+        columns = Columns(*map(np.concatenate, zip(*(batch for _, batch, _ in batches), strict=True)))
+        notes = np.concatenate([batch_notes for _, _, batch_notes in batches])
+        if not all(map(lt, ids, ids[1:])):
+            order = sorted(range(len(ids)), key=ids.__getitem__)
+            ids, columns, notes = [ids[place] for place in order], columns.at(order), notes[order]
+        self._insert(ids, columns, notes)
+
     def _merge(self) -> None:
         """Give waiting machines their rows and drop removed ones; every row is numbered again."""
         ids = sorted(self._waiting)
@@ -534,9 +553,13 @@ class ColumnStore:
         # A slice where all stay: most merges drop no row, and a slice copies nothing.
         retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
         old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
-        places = [bisect_left(old_ids, machine_id) for machine_id in new_ids]
-        self._ids = _merged_ids(old_ids, new_ids, places)
-        new_rows = np.array(places, np.int64) + np.arange(len(new_ids))
+        if not old_ids or (new_ids and old_ids[-1] < new_ids[0]):
+            self._ids = [*old_ids, *new_ids]
+            new_rows = np.arange(len(old_ids), len(self._ids))
+        else:
+            places = [bisect_left(old_ids, machine_id) for machine_id in new_ids]
+            self._ids = _merged_ids(old_ids, new_ids, places)
+            new_rows = np.array(places, np.int64) + np.arange(len(new_ids))
         is_old = np.ones(len(self._ids), np.bool_)
         is_old[new_rows] = False
         columns = Columns.empty(len(self._ids))

@@ -221,9 +221,13 @@ class _Stream:
         """Write what the outbox holds until it ends."""
         reason = CloseReason.GONE
         try:
-            while True:
-                frame = await self._session.outbox.next()
-                async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+            async with asyncio.timeout(None) as timeout:
+                while True:
+                    frame = self._session.outbox.take()
+                    if frame is None:
+                        timeout.reschedule(None)
+                        frame = await self._session.outbox.next()
+                    self._limit(timeout)
                     await self._context.write(shard_frame_to_wire(frame))
         except SessionClosed:
             return
@@ -237,6 +241,13 @@ class _Stream:
             _log.exception("session.write_failed", cluster=self._session.cluster)
         finally:
             self._shard.sessions.close(self._session, reason)
+
+    def _limit(self, timeout: asyncio.Timeout) -> None:
+        """End the write of a frame at its limit; frames that follow each other within a second have one timer."""
+        end_seconds = asyncio.get_running_loop().time() + WRITE_TIMEOUT_SECONDS
+        set_seconds = timeout.when()
+        if set_seconds is None or end_seconds - set_seconds > min(1.0, WRITE_TIMEOUT_SECONDS / 2):
+            timeout.reschedule(end_seconds)
 
     async def read(self) -> None:
         """Route the operator's frames until the stream or the session ends."""

@@ -12,6 +12,7 @@ from sys import intern
 from typing import Final, Generic, TypeVar, cast
 
 import numpy as np
+import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
 from bigfleet.model.clock import Clock
@@ -20,7 +21,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.rpc.wire.convert_machine import machine_from_wire, metadata_from_wire, state_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.record_scan import PADDING, Cut, Places, Span, cut_records
-from bigfleet.shard.inventory.host_texts import NO_TEXTS, unpack
+from bigfleet.shard.inventory.host_texts import gathered, unpack
 from bigfleet.shard.ports import ListedBinding, SplitRecords
 
 T = TypeVar("T")
@@ -33,8 +34,6 @@ _PARTS_MAX: Final = 131_072
 _WINDOW_FACTOR_MAX: Final = 2
 _UNREADABLE: Final = -1
 _PROVIDER_TAG: Final = b"\x0a"
-#: A reference of no characters, with its number.
-_NO_REF: Final = b"\x00"
 
 
 class _Parts(Generic[T]):
@@ -93,26 +92,30 @@ class RecordSplitter:
         self, places: Sequence[int], facts: _Parts[Machine], bindings: _Parts[ListedBinding], split: SplitRecords
     ) -> None:
         content, record_starts, record_ends = self._window(places)
-        cut = cut_records(np.frombuffer(content + bytes(PADDING), np.uint8), record_starts, record_ends)
+        padded = np.frombuffer(content + bytes(PADDING), np.uint8)
+        cut = cut_records(padded, record_starts, record_ends)
         chosen = np.flatnonzero(cut.is_cut)
         facts_numbers = np.array(
             facts.numbers(_joined(content, (cut.providers, cut.facts, cut.more_facts), chosen)), np.int32
         )
         binding_numbers = np.array(bindings.numbers(_joined(content, (cut.states, cut.bindings), chosen)), np.int32)
-        texts = _texts(content, cut, chosen)
+        texts, sizes = _texts(padded, cut, chosen)
         is_read = (facts_numbers != _UNREADABLE) & (binding_numbers != _UNREADABLE)
         contents = _slices(content, cut.ids, chosen)
         ids = _decoded(contents)
-        if ids is None or not b"".join(texts).isascii():
-            are_texts = [_is_utf8(each) and _is_packed(text) for each, text in zip(contents, texts, strict=True)]
+        if ids is None or not texts.isascii():
+            ends = np.cumsum(sizes)
+            packed = [texts[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
+            are_texts = [_is_utf8(each) and _is_packed(text) for each, text in zip(contents, packed, strict=True)]
             is_read &= np.array(are_texts, np.bool_)
             ids = [each.decode(errors="replace") for each in contents]
         if not is_read.all():
-            chosen, ids, texts = chosen[is_read], list(compress(ids, is_read)), list(compress(texts, is_read))
+            chosen, ids = chosen[is_read], list(compress(ids, is_read))
+            texts, sizes = _texts(padded, cut, chosen)
             facts_numbers, binding_numbers = facts_numbers[is_read], binding_numbers[is_read]
         split.places.frombytes(np.asarray(places, np.int64)[chosen].tobytes())
         split.ids += cast(list[MachineId], ids)
-        split.texts += texts
+        split.texts.extend(texts, sizes)
         split.facts.frombytes(facts_numbers.tobytes())
         split.bindings.frombytes(binding_numbers.tobytes())
 
@@ -139,12 +142,18 @@ def _joined(content: bytes, spans: Sequence[Span], chosen: Places) -> list[bytes
     return list(map(b"".join, zip(*(_slices(content, span, chosen) for span in spans), strict=True)))
 
 
-def _texts(content: bytes, cut: Cut, chosen: Places) -> list[bytes]:
-    """Return reference and node name of each record as `host_texts` packs them: the wire writes the former alike."""
-    pairs = zip(_slices(content, cut.refs, chosen), _slices(content, cut.node_names, chosen), strict=True)
-    return [
-        ref + name if ref and (name or ref != _NO_REF) else _NO_REF + name if name else NO_TEXTS for ref, name in pairs
-    ]
+def _texts(padded: npt.NDArray[np.uint8], cut: Cut, chosen: Places) -> tuple[bytes, Places]:
+    """Return reference and node name of each record as `host_texts` packs them, and how many bytes each has.
+
+    The wire writes a reference as it is packed, behind its number; the padding is a reference of no characters.
+    """
+    ref_starts, name_starts = cut.refs.starts[chosen], cut.node_names.starts[chosen]
+    ref_sizes, name_sizes = cut.refs.ends[chosen] - ref_starts, cut.node_names.ends[chosen] - name_starts
+    has_ref, has_name = (ref_sizes > 0) & (padded[ref_starts] != 0), name_sizes > 0
+    ref_sizes = np.where(has_ref, ref_sizes, has_name)
+    ref_starts = np.where(has_ref, ref_starts, len(padded) - PADDING)
+    starts, sizes = np.stack((ref_starts, name_starts), axis=1), np.stack((ref_sizes, name_sizes), axis=1)
+    return gathered(padded, starts.reshape(-1), sizes.reshape(-1)), sizes.sum(axis=1)
 
 
 def _decoded(contents: Sequence[bytes]) -> list[str] | None:

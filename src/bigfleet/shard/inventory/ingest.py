@@ -24,7 +24,7 @@ from bigfleet.model.metadata import decode_metadata
 from bigfleet.model.node_identity import node_labels, node_taints, provider_id
 from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transition
 from bigfleet.model.vector import Vector, parse_vector
-from bigfleet.shard.inventory.host_texts import HostTexts
+from bigfleet.shard.inventory.host_texts import PickedTexts
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
 from bigfleet.shard.inventory.machine_record import (
     Binding,
@@ -115,7 +115,7 @@ class Ingest:
         clock: Clock,
         owns: Callable[[ListedMachine], bool] = lambda _record: True,
         on_change: Callable[[Machine | None, Machine], None] = lambda _before, _after: None,
-        on_insert_many: Callable[[Sequence[MachineId], Sequence[Binding]], None] = lambda _machines, _bindings: None,
+        on_insert_many: Callable[[Sequence[MachineId], Picked[NumberedBinding]], None] = lambda _ids, _bindings: None,
         on_observed: Callable[[Machine, Machine | None], None] = lambda _before, _after: None,
         on_remove: Callable[[MachineId, ClusterId], None] = lambda _machine, _cluster: None,
         on_status: Callable[[Machine, NodeStatus], None] = lambda _machine, _status: None,
@@ -260,7 +260,7 @@ class Ingest:
         ids: Sequence[MachineId],
         facts: Picked[NumberedFacts],
         bindings: Picked[NumberedBinding],
-        texts: Sequence[HostTexts],
+        texts: PickedTexts,
         digests: npt.NDArray[np.uint64],
         moment: Moment,
     ) -> None:
@@ -271,7 +271,7 @@ class Ingest:
         self._inventory.insert_many(
             ids, facts, bindings, texts, digests, now_seconds=moment.seconds, now_unix_nanos=moment.unix_nanos
         )
-        self._on_insert_many(ids, bindings.spread([each.binding for each in bindings.values]))
+        self._on_insert_many(ids, bindings)
 
     def show(self, machine_id: MachineId) -> None:
         """Send a machine to its cluster, if it is bound and its cluster is connected."""

@@ -22,7 +22,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.states import MachineState, is_legal_transition
 from bigfleet.model.validation import ensure
-from bigfleet.shard.inventory.host_texts import HostTexts
+from bigfleet.shard.inventory.host_texts import PickedTexts
 from bigfleet.shard.inventory.machine_record import (
     Binding,
     InventoryRecord,
@@ -209,7 +209,7 @@ class Inventory:
         ids: Sequence[MachineId],
         facts: Picked[NumberedFacts],
         bindings: Picked[NumberedBinding],
-        texts: Sequence[HostTexts],
+        texts: PickedTexts,
         digests: npt.NDArray[np.uint64],
         *,
         now_seconds: float,

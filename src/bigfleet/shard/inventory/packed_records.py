@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.validation import ensure
-from bigfleet.shard.inventory.host_texts import NO_TEXTS, HostTexts, pack, unpack
+from bigfleet.shard.inventory.host_texts import NO_TEXTS, HostTextColumn, PickedTexts, pack, unpack
 from bigfleet.shard.inventory.machine_record import Binding, Facts, InventoryRecord
 
 #: Records that wait to be packed; one more and all are, a few milliseconds of work.
@@ -37,7 +37,7 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         self._ids: list[MachineId | None] = []
         self._facts: list[Facts | None] = []
         self._bindings: list[Binding | None] = []
-        self._texts: list[HostTexts] = []
+        self._texts = HostTextColumn()
         self._free: list[int] = []
         #: How many places have a record.
         self._packed = 0
@@ -121,24 +121,19 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         ids: Sequence[MachineId],
         facts: Sequence[Facts],
         bindings: Sequence[Binding],
-        texts: Sequence[HostTexts],
+        texts: PickedTexts,
     ) -> None:
         """Add records of distinct machines that have none, in parts."""
         self.insertions += len(ids)
-        self._place_all(ids, facts, bindings, texts)
+        self._texts.extend_from(texts)
+        self._place_all(ids, facts, bindings)
 
-    def _place_all(
-        self,
-        ids: Sequence[MachineId],
-        facts: Sequence[Facts],
-        bindings: Sequence[Binding],
-        texts: Sequence[HostTexts],
-    ) -> None:
+    def _place_all(self, ids: Sequence[MachineId], facts: Sequence[Facts], bindings: Sequence[Binding]) -> None:
+        """Give machines places, whose texts are there."""
         first = len(self._ids)
         self._ids += ids
         self._facts += facts
         self._bindings += bindings
-        self._texts += texts
         self._packed += len(ids)
         self._give_slots(first)
 
@@ -159,12 +154,9 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
             self._put(place, records.pop())
             self._packed += 1
             self._give_slot(place)
-        self._place_all(
-            fresh,
-            [record.facts for record in records],
-            [record.binding for record in records],
-            [pack(record.host_ref, record.node_name, record.last_error) for record in records],
-        )
+        for record in records:
+            self._texts.append(pack(record.host_ref, record.node_name, record.last_error))
+        self._place_all(fresh, [record.facts for record in records], [record.binding for record in records])
 
     def _put(self, place: int, record: InventoryRecord) -> None:
         self._facts[place], self._bindings[place] = record.facts, record.binding

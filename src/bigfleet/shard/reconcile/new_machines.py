@@ -17,6 +17,7 @@ from bigfleet.engine.columns.store import NOTE_BYTES
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.ownership import Owned
+from bigfleet.shard.inventory.host_texts import PickedTexts
 from bigfleet.shard.inventory.ingest import Ingest, Moment, PlainBinding
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_record import Picked
@@ -140,19 +141,19 @@ class NewMachines:
 
     def _is_simple(self, first: int, last: int) -> Mask:
         """Return which machines only have to be inserted."""
-        facts, bindings, texts = self._facts[first:last], self._bindings[first:last], self.split.texts[first:last]
-        for number in np.unique(facts).tolist():
+        facts, bindings = self._facts[first:last], self._bindings[first:last]
+        fact_numbers, which_facts = np.unique(facts, return_inverse=True)
+        for number in fact_numbers.tolist():
             if number not in self._is_sound:
                 self._is_sound[number] = self._ingest.is_sound(self.split.facts_values[number])
+        is_sound = np.array([self._is_sound[number] for number in fact_numbers.tolist()], np.bool_)[which_facts]
         numbers, which = np.unique(bindings, return_inverse=True)
         for number in numbers.tolist():
             if number not in self._plain:
                 self._plain[number] = self._ingest.plain_binding(self.split.binding_values[number])
         plain = [self._plain[number] for number in numbers.tolist()]
         may_have, may_lack = (np.array([each[place] for each in plain], np.bool_) for place in (1, 2))
-        has_ref = np.array([bool(text) and text[0] != 0 for text in texts], np.bool_)
-        has_host = has_ref | self._has_provider[facts]
-        is_sound = np.array([self._is_sound[number] for number in facts.tolist()], np.bool_)
+        has_host = self.split.texts.have_ref(first, last) | self._has_provider[facts]
         simple: Mask = is_sound & np.where(has_host, may_have[which], may_lack[which])
         return simple
 
@@ -177,7 +178,7 @@ class NewMachines:
                 [inventory.numbered_binding(self._plain[number].binding) for number in bindings.tolist()],
                 which_bindings,
             ),
-            [split.texts[number] for number in chosen],
+            PickedTexts(split.texts, numbers),
             self._digests[numbers],
             moment,
         )

@@ -8,9 +8,10 @@ that can report it, nothing does.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import repeat
+from itertools import compress
 from math import ceil
 
+import numpy as np
 import structlog
 
 from bigfleet.model.frames import CAPABILITY_NODE_STATUS, NodeStatus
@@ -18,8 +19,9 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.model.validation import ensure
-from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord
+from bigfleet.shard.inventory.machine_record import Binding, InventoryRecord, NumberedBinding, Picked
 from bigfleet.shard.ports import JoinGate
+from bigfleet.shard.sessions.missing_nodes import MissingNodes
 from bigfleet.shard.sessions.registry import Sessions
 
 _log = structlog.get_logger("bigfleet.shard.sessions.node_joins")
@@ -27,6 +29,7 @@ _log = structlog.get_logger("bigfleet.shard.sessions.node_joins")
 #: A session must have stood so long before the absence of a status means anything.
 SESSION_SECONDS_MIN = 60.0
 _NOT_CONFIGURED = float("inf")
+_UNBOUND, _BOUND, _CONFIGURED = range(3)
 
 
 class NodeJoins:
@@ -40,9 +43,11 @@ class NodeJoins:
     def __init__(self, *, gate: JoinGate, deadline_seconds: float) -> None:
         self._gate = gate
         self._deadline_seconds = deadline_seconds
-        self._missing: dict[MachineId, float] = {}
+        self._missing = MissingNodes()
         #: Machines by the second at which they became Configured, ascending; entries that moved on stay until then.
         self._due: deque[tuple[float, list[MachineId]]] = deque()
+        #: The newest entry that single machines are added to.
+        self._due_singly: tuple[float, list[MachineId]] | None = None
         self._overdue: dict[str, dict[MachineId, None]] = {}
         self._judged: frozenset[str] = frozenset()
         #: Clusters that were judged last, and whether any of their machines have come or gone since.
@@ -60,55 +65,49 @@ class NodeJoins:
         if before is None or before.cluster != after.cluster:
             if before is not None:
                 self.removed(before.id, before.cluster)
-            self._missing[after.id] = _NOT_CONFIGURED
+            self._missing.wait(after.id, _NOT_CONFIGURED)
         elif before.state is after.state:
             return
         if after.id not in self._missing:
             return
         self._not_overdue(after.id, after.cluster)
         if after.state is MachineState.CONFIGURED:
-            since_seconds, due = self._due_at(now_seconds)
-            self._missing[after.id] = since_seconds
-            due.append(after.id)
+            since_seconds = _whole(now_seconds)
+            self._missing.wait(after.id, since_seconds)
+            if self._due_singly is None or self._due_singly[0] != since_seconds:
+                self._due_singly = (since_seconds, [])
+                self._due.append(self._due_singly)
+            self._due_singly[1].append(after.id)
         else:
-            self._missing[after.id] = _NOT_CONFIGURED
+            self._missing.wait(after.id, _NOT_CONFIGURED)
 
-    def inserted(self, machine_ids: Sequence[MachineId], bindings: Sequence[Binding], now_seconds: float) -> None:
+    def inserted(self, machine_ids: Sequence[MachineId], bindings: Picked[NumberedBinding], now_seconds: float) -> None:
         """Follow machines that are new here."""
         if self._gate is JoinGate.OFF:
             return
-        is_configured = [
-            None if not binding.cluster else binding.state is MachineState.CONFIGURED for binding in bindings
-        ]
-        configured = [machine_id for machine_id, each in zip(machine_ids, is_configured, strict=True) if each]
-        others = [machine_id for machine_id, each in zip(machine_ids, is_configured, strict=True) if each is False]
-        self._missing.update(zip(others, repeat(_NOT_CONFIGURED), strict=False))
+        steps = np.array([_step(each.binding) for each in bindings.values], np.int8)[bindings.which]
+        for machine_id in compress(machine_ids, (steps == _BOUND).tolist()):
+            self._missing.wait(machine_id, _NOT_CONFIGURED)
+        configured = list(compress(machine_ids, (steps == _CONFIGURED).tolist()))
         if configured:
-            since_seconds, due = self._due_at(now_seconds)
-            due += configured
-            self._missing.update(zip(configured, repeat(since_seconds), strict=False))
-
-    def _due_at(self, now_seconds: float) -> tuple[float, list[MachineId]]:
-        """Return the entry for machines that are Configured from this second on."""
-        # Whole seconds, rounded up: those of a first List share a few entries, and no machine is judged early.
-        since_seconds = float(ceil(now_seconds))
-        if not self._due or self._due[-1][0] != since_seconds:
-            self._due.append((since_seconds, []))
-        return self._due[-1]
+            since_seconds = _whole(now_seconds)
+            due = self._missing.wait_many(configured, since_seconds)
+            if not self._due or self._due[-1][1] is not due:
+                self._due.append((since_seconds, due))
 
     def removed(self, machine_id: MachineId, cluster: ClusterId) -> None:
         """Forget a machine that is gone; `cluster` is the one that it carried."""
-        self._missing.pop(machine_id, None)
+        self._missing.end(machine_id)
         self._not_overdue(machine_id, cluster)
 
     def seen(self, machine: Machine, status: NodeStatus) -> None:
         """Take what the machine's own cluster says of it."""
-        if status.ready and status.node_name and self._missing.pop(machine.id, None) is not None:
+        if status.ready and status.node_name and self._missing.end(machine.id):
             self._not_overdue(machine.id, machine.cluster)
             if not self._missing:
                 # After a start every bound machine was missing: what held them all goes with the last one.
-                self._missing = {}
                 self._due.clear()
+                self._due_singly = None
 
     @property
     def is_on(self) -> bool:
@@ -148,7 +147,7 @@ class NodeJoins:
             since_seconds, machine_ids = self._due.popleft()
             for machine_id in machine_ids:
                 machine = machine_of(machine_id)
-                if machine is not None and self._missing.get(machine_id) == since_seconds:
+                if machine is not None and self._missing.since_seconds(machine_id) == since_seconds:
                     self._overdue.setdefault(machine.cluster, {})[machine_id] = None
                     self._is_changed = True
         clusters = frozenset(self._judgeable(sessions, now_seconds))
@@ -166,10 +165,12 @@ class NodeJoins:
         ensure(self.is_on or not (self._missing or self._overdue), "node joins: the gate is off, and machines are held")
         overdue = [machine_id for machines in self._overdue.values() for machine_id in machines]
         ensure(len(overdue) == len(set(overdue)), "node joins: a machine is overdue in two clusters")
-        ensure(self._missing.keys() >= set(overdue), "node joins: an overdue machine is not missing")
-        ensure(all(self._missing[machine_id] != _NOT_CONFIGURED for machine_id in overdue), "node joins: overdue early")
+        self._missing.validate()
+        since = [self._missing.since_seconds(machine_id) for machine_id in overdue]
+        ensure(None not in since, "node joins: an overdue machine is not missing")
+        ensure(_NOT_CONFIGURED not in since, "node joins: overdue early")
         due = [since_seconds for since_seconds, _ in self._due]
-        ensure(due == sorted(set(due)), "node joins: deadlines are not ascending")
+        ensure(due == sorted(due), "node joins: deadlines are not ascending")
 
     def _judgeable(self, sessions: Sessions, now_seconds: float) -> Iterator[str]:
         for cluster in self._overdue:
@@ -188,3 +189,14 @@ class NodeJoins:
             self._is_changed = True
             if not overdue:
                 del self._overdue[cluster]
+
+
+def _whole(now_seconds: float) -> float:
+    """Return the second, rounded up: machines of a first List share a few, and no machine is judged early."""
+    return float(ceil(now_seconds))
+
+
+def _step(binding: Binding) -> int:
+    if not binding.cluster:
+        return _UNBOUND
+    return _CONFIGURED if binding.state is MachineState.CONFIGURED else _BOUND

@@ -157,14 +157,16 @@ class Outbox:
 
     async def next(self) -> ShardFrame:
         """Return the next frame, waiting for one. Raises SessionClosed once the outbox has ended."""
-        while True:
-            if self.closed is not None:
-                raise SessionClosed(self.closed)
-            frame = self._take()
-            if frame is not None:
-                return frame
+        while (frame := self.take()) is None:
             self._wakeup.clear()
             await self._wakeup.wait()
+        return frame
+
+    def take(self) -> ShardFrame | None:
+        """Return the next frame, None while there is none. Raises SessionClosed once the outbox has ended."""
+        if self.closed is not None:
+            raise SessionClosed(self.closed)
+        return self._take()
 
     def _take(self) -> ShardFrame | None:
         # Queued frames go first: a resync renders the present, so nothing older may follow it for the same machine.

@@ -23,7 +23,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.shard.inventory.inventory import Inventory
-from bigfleet.shard.inventory.machine_record import Binding
+from bigfleet.shard.inventory.machine_record import NumberedBinding, Picked
 from bigfleet.shard.inventory.machine_shapes import FleetClasses, MachineRows, live_prices
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ShardSettings
@@ -228,7 +228,7 @@ class CyclePublisher:
             self._phases.changed(before, after, now_seconds)
             self._latency.changed(before, after, now_seconds)
 
-    def machines_inserted(self, machine_ids: Sequence[MachineId], bindings: Sequence[Binding]) -> None:
+    def machines_inserted(self, machine_ids: Sequence[MachineId], bindings: Picked[NumberedBinding]) -> None:
         """Follow machines that are new here, as `machine_changed` follows one."""
         self.joins.inserted(machine_ids, bindings, self._clock.monotonic_seconds())
 

@@ -27,7 +27,7 @@ from bigfleet.shard.ports import ListedBinding, SplitRecords
 T = TypeVar("T")
 
 #: Records that are read before other tasks get their turn, some milliseconds of work.
-_RECORDS_PER_TURN_MAX: Final = 2_000
+_RECORDS_PER_TURN_MAX: Final = 4_000
 #: Distinct facts, and distinct bindings, of one answer; records with others are left out.
 _PARTS_MAX: Final = 131_072
 #: Records that lie together are read where they are; scattered ones are copied.
@@ -41,31 +41,35 @@ class _Parts(Generic[T]):
 
     def __init__(self, read: Callable[[bytes], T]) -> None:
         self._read = read
-        self._numbers: dict[bytes, int] = {}
+        #: By what stands in front of many parts, which is not copied for each, and by the rest.
+        self._numbers: dict[bytes, dict[bytes, int]] = {}
+        self._seen = 0
         self.values: list[T] = []
 
-    def numbers(self, contents: Sequence[bytes]) -> list[int]:
-        """Return the number of each part, `_UNREADABLE` for one that cannot be read."""
-        known = self._numbers.get
-        found = [known(content) for content in contents]
+    def numbers(self, contents: Sequence[bytes], prefix: bytes = b"") -> list[int]:
+        """Return the number of each part behind a prefix of all, `_UNREADABLE` for one that cannot be read."""
+        numbers = self._numbers.setdefault(prefix, {})
+        found = list(map(numbers.get, contents))
         return [
-            self._number(content) if number is None else number for number, content in zip(found, contents, strict=True)
+            self._number(prefix, content, numbers) if number is None else number
+            for number, content in zip(found, contents, strict=True)
         ]
 
-    def _number(self, content: bytes) -> int:
-        number = self._numbers.get(content)
+    def _number(self, prefix: bytes, content: bytes, numbers: dict[bytes, int]) -> int:
+        number = numbers.get(content)
         if number is not None:
             return number
-        if len(self._numbers) >= _PARTS_MAX:
+        if self._seen >= _PARTS_MAX:
             return _UNREADABLE
+        self._seen += 1
         try:
-            value = self._read(content)
+            value = self._read(prefix + content)
         except (DecodeError, UnicodeDecodeError):
             number = _UNREADABLE
         else:
             number = len(self.values)
             self.values.append(value)
-        self._numbers[content] = number
+        numbers[content] = number
         return number
 
 
@@ -95,15 +99,15 @@ class RecordSplitter:
         padded = np.frombuffer(content + bytes(PADDING), np.uint8)
         cut = cut_records(padded, record_starts, record_ends)
         chosen = np.flatnonzero(cut.is_cut)
-        facts_numbers = np.array(
-            facts.numbers(_joined(content, (cut.providers, cut.facts, cut.more_facts), chosen)), np.int32
-        )
+        provider = _alike(padded, cut.providers, chosen)
+        spans = [cut.facts, cut.more_facts] if provider is not None else [cut.providers, cut.facts, cut.more_facts]
+        facts_numbers = np.array(facts.numbers(_joined(content, spans, chosen), provider or b""), np.int32)
         binding_numbers = np.array(bindings.numbers(_joined(content, (cut.states, cut.bindings), chosen)), np.int32)
         texts, sizes = _texts(padded, cut, chosen)
         is_read = (facts_numbers != _UNREADABLE) & (binding_numbers != _UNREADABLE)
-        contents = _slices(content, cut.ids, chosen)
-        ids = _decoded(contents)
+        ids = _texts_of(padded, cut.ids, chosen)
         if ids is None or not texts.isascii():
+            contents = _slices(content, cut.ids, chosen)
             ends = np.cumsum(sizes)
             packed = [texts[start:end] for start, end in zip((ends - sizes).tolist(), ends.tolist(), strict=True)]
             are_texts = [_is_utf8(each) and _is_packed(text) for each, text in zip(contents, packed, strict=True)]
@@ -139,7 +143,18 @@ def _slices(content: bytes, span: Span, chosen: Places) -> list[bytes]:
 
 
 def _joined(content: bytes, spans: Sequence[Span], chosen: Places) -> list[bytes]:
+    """Return the bytes of several spans of each record, one behind the other."""
     return list(map(b"".join, zip(*(_slices(content, span, chosen) for span in spans), strict=True)))
+
+
+def _alike(padded: npt.NDArray[np.uint8], span: Span, chosen: Places) -> bytes | None:
+    """Return what stands in a span of each record where that is the same in all, else None."""
+    starts = span.starts[chosen]
+    sizes = span.ends[chosen] - starts
+    if not len(starts) or (sizes != sizes[0]).any():
+        return None
+    contents = padded[starts[:, np.newaxis] + np.arange(sizes[0])]
+    return contents[0].tobytes() if (contents == contents[0]).all() else None
 
 
 def _texts(padded: npt.NDArray[np.uint8], cut: Cut, chosen: Places) -> tuple[bytes, Places]:
@@ -156,15 +171,17 @@ def _texts(padded: npt.NDArray[np.uint8], cut: Cut, chosen: Places) -> tuple[byt
     return gathered(padded, starts.reshape(-1), sizes.reshape(-1)), sizes.sum(axis=1)
 
 
-def _decoded(contents: Sequence[bytes]) -> list[str] | None:
-    """Return many short texts, None where one is no text, or has a character that is used to part them."""
-    if not contents:
-        return []
+def _texts_of(padded: npt.NDArray[np.uint8], span: Span, chosen: Places) -> list[str] | None:
+    """Return the text of a span of each record; None where one is no text, or has a NUL, which parts them here."""
+    starts, sizes = span.starts[chosen], span.ends[chosen] - span.starts[chosen]
+    # Behind each text one byte of the padding, a NUL.
+    starts = np.stack((starts, np.full_like(starts, len(padded) - PADDING)), axis=1)
+    sizes = np.stack((sizes, np.ones_like(sizes)), axis=1)
     try:
-        texts = b"\0".join(contents).decode().split("\0")
+        texts = gathered(padded, starts.reshape(-1), sizes.reshape(-1)).decode().split("\0")
     except UnicodeDecodeError:
         return None
-    return texts if len(texts) == len(contents) else None
+    return texts[:-1] if len(texts) == len(chosen) + 1 else None
 
 
 def _is_utf8(content: bytes) -> bool:

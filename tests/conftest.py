@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from bigfleet.cli.runtime.program import VALIDATE_VARIABLE
 from bigfleet.model.validation import switch_validation_on
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 from tests.engine.proof import in_proportion
+from tests.lengths import LENGTHS, lengths_named_in, may_choose
 
 # No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept. A property
 # that sets no number runs Hypothesis's 100 examples at CI's number of fleets, and a quarter of them in a quick look.
@@ -63,8 +65,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rule", metavar="RULE", help='run only the tests of a rule, such as "shard 9.2/4"')
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a module unread of which `-m` chooses no test: to import them all takes a worker ten seconds."""
+    if collection_path.suffix != ".py" or may_choose(config.getoption("-m"), lengths_named_in(collection_path)):
+        return None
+    return True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that do not prove the rule of `--rule`."""
+    """Deselect the tests that do not prove the rule of `--rule`. Raises UsageError for a marker from another module."""
+    for item in items:
+        unnamed = {name for name in LENGTHS if item.get_closest_marker(name)} - lengths_named_in(item.path)
+        if unnamed:
+            raise pytest.UsageError(f"{item.nodeid} has the markers {unnamed}, which its module has to name")
     rule = config.getoption("--rule")
     if rule is None:
         return

@@ -136,6 +136,14 @@ def _properties(terminalreporter: pytest.TerminalReporter, kind: str) -> list[An
     ]
 
 
+def _planted(name: str, invariant: str, found: tuple[int, str] | None, known: int) -> str:
+    """Return the line of a planted defect; its known seed is tried first, and one that misses it costs a world."""
+    how = "not found" if found is None else f"seed {found[0]}: {found[1][:110]}"
+    if found is not None and found[0] != known:
+        how = f"not by seed {known}, which is tried first; {how}"
+    return f"planted: {name:<52} {invariant:<4} {how}"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many cases, fleets and examples ran: a proof that ran on nothing proves nothing."""
     for kind, plural in KINDS.items():
@@ -150,3 +158,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if counts:
             told = sentence.format(ran=sum(ran for ran, _ in counts), held=sum(held for _, held in counts))
             terminalreporter.write_line(f"{kind}: {told}")
+    for planted in _properties(terminalreporter, "planted defect"):
+        terminalreporter.write_line(_planted(*planted))
+    worlds = _properties(terminalreporter, "fault worlds")
+    if worlds:
+        held = sum(held for _ran, held, _hours in worlds)
+        hours = sum(hours for _ran, _held, hours in worlds)
+        terminalreporter.write_line(f"fault worlds: {len(worlds):,} seeds, {hours:,.1f} simulated hours, {held:,} held")

@@ -18,7 +18,7 @@ SETS = [frozenset(each) for each in chain.from_iterable(combinations(LENGTHS, si
 def test_a_module_is_read_exactly_if_it_may_have_a_test_that_is_chosen(expression: str) -> None:
     chooses = Expression.compile(expression).evaluate
     for named in SETS:
-        is_wanted = any(chooses(lambda name, **_: name in having) for having in SETS if having <= named)  # noqa: B023
+        is_wanted = any(chooses(lambda name, /, **_: name in having) for having in SETS if having <= named)  # noqa: B023
         assert may_choose(expression, named) == is_wanted, named
 
 

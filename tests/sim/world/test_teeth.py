@@ -41,7 +41,7 @@ def test_a_planted_defect_is_found(
     """The summary prints the table."""
     defect.plant(monkeypatch)
     found = found_by(defect)
-    record_property("planted defect", (defect.name, defect.invariant, found))
+    record_property("planted defect", (defect.name, defect.invariant, found, defect.seed))
 
     assert found is not None, f"{defect.invariant} did not find it in {BUDGET} seeds"
 

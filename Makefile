@@ -60,11 +60,12 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 
-# One worker more than cores, because these tests wait for processes most of the time. Without Prometheus the tests of its
-# alerts are skipped, unless BIGFLEET_REQUIRE_PROMETHEUS=1.
+# Three workers more than cores: a worker waits for processes half of the time, and with one more than two cores a quarter
+# of the processor time was not used. Without Prometheus the tests of its alerts are skipped, unless
+# BIGFLEET_REQUIRE_PROMETHEUS=1.
 test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 500
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
-	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)
+	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)
 
 test-long: kernels ## run the longest tests, and the engines' proofs on many fleets: make test-long EXAMPLES=100000
 	@BIGFLEET_HYPOTHESIS_EXAMPLES=2000 $(BIN)/python -m pytest -n auto --dist worksteal -m "long and not kubernetes" $(ARGS)
@@ -87,12 +88,12 @@ image: $(STAMP) ## build the container image as an OCI layout: build/image
 image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the image
 	@$(BIN)/python -m tools.image lock
 
-# Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Two workers, each with control planes
-# of its own, because these tests wait most of the time; a plane takes 700 MB.
+# Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
+# planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB.
 test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
-	  $(BIN)/python -m pytest -n 2 --dist loadfile -m "kubernetes and not slow" $(ARGS)
+	  $(BIN)/python -m pytest -n 3 --dist loadfile -m "kubernetes and not slow" $(ARGS)
 
 test-kubernetes-slow: export BIGFLEET_REQUIRE_KUBERNETES = 1
 test-kubernetes-slow: $(STAMP) ## run the closed loops and the kills on real Kubernetes control planes, 20 minutes and more

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from bigfleet.cli.runtime.program import VALIDATE_VARIABLE
 from bigfleet.model.validation import switch_validation_on
 from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 from tests.engine.proof import in_proportion
+from tests.lengths import LENGTHS, lengths_named_in, may_choose
 
 # No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept. A property
 # that sets no number runs Hypothesis's 100 examples at CI's number of fleets, and a quarter of them in a quick look.
@@ -63,8 +65,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rule", metavar="RULE", help='run only the tests of a rule, such as "shard 9.2/4"')
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave a module unread of which `-m` chooses no test: to import them all takes a worker ten seconds."""
+    if collection_path.suffix != ".py" or may_choose(config.getoption("-m"), lengths_named_in(collection_path)):
+        return None
+    return True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that do not prove the rule of `--rule`."""
+    """Deselect the tests that do not prove the rule of `--rule`. Raises UsageError for a marker from another module."""
+    for item in items:
+        unnamed = {name for name in LENGTHS if item.get_closest_marker(name)} - lengths_named_in(item.path)
+        if unnamed:
+            raise pytest.UsageError(f"{item.nodeid} has the markers {unnamed}, which its module has to name")
     rule = config.getoption("--rule")
     if rule is None:
         return
@@ -123,6 +136,14 @@ def _properties(terminalreporter: pytest.TerminalReporter, kind: str) -> list[An
     ]
 
 
+def _planted(name: str, invariant: str, found: tuple[int, str] | None, known: int) -> str:
+    """Return the line of a planted defect; its known seed is tried first, and one that misses it costs a world."""
+    how = "not found" if found is None else f"seed {found[0]}: {found[1][:110]}"
+    if found is not None and found[0] != known:
+        how = f"not by seed {known}, which is tried first; {how}"
+    return f"planted: {name:<52} {invariant:<4} {how}"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print how many cases, fleets and examples ran: a proof that ran on nothing proves nothing."""
     for kind, plural in KINDS.items():
@@ -137,3 +158,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         if counts:
             told = sentence.format(ran=sum(ran for ran, _ in counts), held=sum(held for _, held in counts))
             terminalreporter.write_line(f"{kind}: {told}")
+    for planted in _properties(terminalreporter, "planted defect"):
+        terminalreporter.write_line(_planted(*planted))
+    worlds = _properties(terminalreporter, "fault worlds")
+    if worlds:
+        held = sum(held for _ran, held, _hours in worlds)
+        hours = sum(hours for _ran, _held, hours in worlds)
+        terminalreporter.write_line(f"fault worlds: {len(worlds):,} seeds, {hours:,.1f} simulated hours, {held:,} held")

@@ -39,8 +39,9 @@ def dashboard() -> Any:
     return json.loads(DASHBOARD.read_text(encoding="utf-8"))
 
 
+@cache
 def rules() -> list[dict[str, Any]]:
-    document = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))
+    document = yaml.load(ALERTS.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 

@@ -41,7 +41,9 @@ _KNOWN = frozenset(
 
 def definitions() -> dict[str, Any]:
     """Return our definitions by kind."""
-    loaded = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.yaml"))]
+    loaded = [
+        yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader) for path in sorted(FOLDER.glob("*.yaml"))
+    ]
     return {each["spec"]["names"]["kind"]: each for each in loaded}
 
 

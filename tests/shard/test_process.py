@@ -4,10 +4,12 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +21,19 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
 from bigfleet.cli.runtime import system as runtime
+from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.shard import process as shard_process
 from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.cli.shard.process import serve_shard
 from bigfleet.model.ids import ShardId
-from bigfleet.rpc.wire.gen import provider_pb2
+from bigfleet.model.need import Need
+from bigfleet.planner.composition import Composition
+from bigfleet.planner.problem import Problem
+from bigfleet.rpc.wire.convert_need import needs_to_wire
+from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2, shard_pb2_grpc
 from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence, fleet_engine
 from bigfleet.shard.ports import ShardSettings
+from tests.exchange.building import need, pods
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
 
@@ -97,6 +105,60 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
             await asyncio.to_thread(until_status, http, "/readyz", 200)
         finally:
             may_end.set()
+            stop.set()
+            assert await process == 0
+
+
+class Planners(ProcessPlanWorkers):
+    """Counts how often workers are started, and never plans."""
+
+    started = 0
+
+    def start(self) -> None:
+        type(self).started += 1
+
+    async def plan(self, problem: Problem) -> Composition:
+        return await asyncio.Future()
+
+
+def rollup(number: int, *rows: Need) -> shard_pb2.OperatorMessage:
+    """Return a roll-up of cluster c."""
+    needs = capacity_pb2.ClusterCapacityNeeds(
+        cluster_id="c", timestamp_unix_nanos=time.time_ns() + number, needs=needs_to_wire(rows)
+    )
+    return shard_pb2.OperatorMessage(rollup=needs)
+
+
+@pytest.mark.rule("shard 4.1/1")
+async def test_a_planner_starts_with_the_first_demand_over_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without such demand nothing is planned, and a worker takes more than a second of processor time to start."""
+    stop, over_pods = asyncio.Event(), need(pods(500, 1, 3))
+    monkeypatch.setattr(shard_process, "stop_on_signals", lambda: stop)
+    monkeypatch.setattr(shard_process, "ProcessPlanWorkers", Planners)
+    rpc, started = free_port(), Planners.started
+    async with empty_provider() as provider:
+        place = ShardPlace(
+            shard_id=ShardId("s"),
+            data_dir=tmp_path,
+            provider_address=("127.0.0.1", provider),
+            listen_address=("127.0.0.1", rpc),
+            metrics_address=None,
+        )
+        process = asyncio.create_task(serve_shard(place, ShardSettings(cycle_interval_seconds=0.05), fleet_engine))
+        try:
+            async with aio.insecure_channel(f"127.0.0.1:{rpc}") as channel:
+                stub: Any = shard_pb2_grpc.ShardStub(channel)
+                session = stub.Session(wait_for_ready=True)
+                await session.write(shard_pb2.OperatorMessage(hello=shard_pb2.Hello(cluster_id="c")))
+                await session.read()
+                for number, row in enumerate((replace(over_pods, shapes=()), over_pods)):
+                    await session.write(rollup(number, row))
+                    while (await session.read()).ack.echo != "rollup":
+                        pass
+                    assert Planners.started - started == number
+        finally:
             stop.set()
             assert await process == 0
 

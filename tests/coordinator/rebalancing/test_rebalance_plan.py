@@ -35,7 +35,7 @@ from bigfleet.model.vector import parse_vector
 
 PROVIDER = "provider:9100"
 FILE = Path(__file__).parents[2] / "cases" / "rebalance" / "worked_examples.yaml"
-DOCUMENT = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+DOCUMENT = yaml.load(FILE.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
 DEFAULTS: dict[str, Any] = DOCUMENT["defaults"]
 TYPE = "m6i.4xlarge"
 

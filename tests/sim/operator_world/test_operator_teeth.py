@@ -29,7 +29,7 @@ def test_a_planted_defect_of_the_operator_is_found(
 ) -> None:
     defect.plant(monkeypatch)
     found = found_by(defect)
-    record_property("planted defect", (defect.name, defect.invariant, found))
+    record_property("planted defect", (defect.name, defect.invariant, found, defect.seed))
 
     assert found is not None, f"{defect.invariant} did not find it in {BUDGET} seeds"
 

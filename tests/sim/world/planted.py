@@ -321,7 +321,7 @@ def _ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(executors, "is_delayable", lambda _action: False)
 
 
-@defect("an operator does not look before it evicts", "S22", **_unlike())
+@defect("an operator does not look before it evicts", "S22", found_by=2, **_unlike())
 def _blind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PodCluster, "do_not_fit", lambda _self, _machine_id: [])
 

@@ -44,8 +44,9 @@ class ProcessPlanWorkers:
         return not self._under_way
 
     def start(self) -> None:
-        """Start one worker, so that the first problem does not wait for it."""
-        self._started().submit(_work_on, None)
+        """Start one worker unless there is one, so that the first problem does not wait for it."""
+        if self._pool is None:
+            self._started().submit(_work_on, None)
 
     async def plan(self, problem: "Problem") -> "Composition":
         """Return the composition. Raises ProblemFault, and BrokenProcessPool when the worker died."""

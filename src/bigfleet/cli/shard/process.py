@@ -37,6 +37,7 @@ from bigfleet.cli.runtime.system import (
 from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
@@ -52,6 +53,9 @@ from bigfleet.shard.cycle.engine_runner import EngineMaker
 from bigfleet.shard.exchange.proposals import ExchangeProposals
 from bigfleet.shard.ownership.state_file import StateFile, StateFileFault
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.sessions.demand import RollUpOutcome
+from bigfleet.shard.sessions.registry import RollUpOffer, Session
+from bigfleet.shard.sessions.rollup_intake import OnRollUp
 
 T = TypeVar("T")
 
@@ -94,8 +98,6 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
         engines = ShardEngines(registry)
         stack.callback(engines.close)
         workers = stack.enter_context(ProcessPlanWorkers(place.plan_workers)) if place.plan_workers else None
-        if workers is not None:
-            workers.start()
         shard = Shard(
             shard_id=place.shard_id,
             epoch=state_file.epoch,
@@ -112,6 +114,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             exchange_store=state_file.exchanges,
             plan_workers=workers,
             on_inventory=_inventory_is_there,
+            on_rollup=planners_started(workers),
         )
         recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
@@ -143,6 +146,20 @@ def _inventory_is_there() -> None:
     # Half a million machines hold no garbage, and looking through them would take a collection a second.
     gc.freeze()
     interpreter.give_memory_back()
+
+
+def planners_started(workers: ProcessPlanWorkers | None) -> OnRollUp:
+    """Return what starts the workers at the first demand over pods.
+
+    Only pods are planned for, and a worker takes more than a second of processor time to start: it does so while the
+    rest of the demand arrives.
+    """
+
+    def on_rollup(_session: Session, offer: RollUpOffer, outcome: RollUpOutcome) -> None:
+        if workers is not None and outcome is RollUpOutcome.ACCEPTED and says_pods(offer.needs()):
+            workers.start()
+
+    return on_rollup
 
 
 def _readiness(shard: Shard, engines: ShardEngines, watch: StateWatch) -> str:

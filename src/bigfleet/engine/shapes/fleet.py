@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.rows import RowColumns
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
@@ -145,6 +146,8 @@ class DecisionState:
     machines: Machines
     #: The machines, if they are in columns: then hosts are made in credit, where they are needed.
     columns: ColumnMachines | None = None
+    #: The whole demand in columns, if the machines are.
+    read: RowColumns | None = None
     options: Options
     dimensions: Dimensions
     rooms: Rooms

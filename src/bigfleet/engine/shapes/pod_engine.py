@@ -26,9 +26,10 @@ from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.rows import RowColumns, row_columns
 from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
-from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster, vectors_of
+from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster
 from bigfleet.engine.shapes.reclaim import Reclaimed, releases
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, DomainVerdict, Searched
 from bigfleet.engine.targets import Target
@@ -67,7 +68,7 @@ class _Asked:
     needs: Sequence[Need]
     ages: Mapping[ParkingKey, int]
     by_cluster: Mapping[str, _Needs]
-    names: tuple[str, ...]
+    columns: RowColumns
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class PodEngine:
         fleet = DecisionState(
             machines=machines,
             columns=machines,
+            read=asked.columns,
             options=options,
             dimensions=dimensions,
             rooms=rooms,
@@ -213,16 +215,16 @@ class PodEngine:
         asked = self._asked
         if asked is None or asked.demand is not demand or asked.ages != options.parking_ages:
             needs = stamp_parked(list(demand), options.parking_ages)
-            names = Dimensions(amounts for need in needs for amounts in vectors_of(need)).names
-            asked = self._asked = _Asked(demand, needs, dict(options.parking_ages), needs_by_cluster(needs), names)
+            ages = dict(options.parking_ages)
+            asked = self._asked = _Asked(demand, needs, ages, needs_by_cluster(needs), row_columns(needs))
         return asked
 
     def _look(self, machines: ColumnMachines, options: Options) -> bool:
         """Bring up to date what all clusters share; return whether stored clusters may still hold."""
         asked, last = self._asked, self._options
         assert asked is not None, "the demand was arranged before"
-        if self._dimensions is None or self._dimensions.names != asked.names:
-            self._dimensions, self._rooms = Dimensions([dict.fromkeys(asked.names, 0)]), None
+        if self._dimensions is None or self._dimensions.names != asked.columns.names:
+            self._dimensions, self._rooms = Dimensions([dict.fromkeys(asked.columns.names, 0)]), None
         is_known = self._known == machines.known_shapes
         if self._rooms is None or last is None or last.overheads != options.overheads or not is_known:
             is_new = self._rooms is None

@@ -7,8 +7,10 @@ here claims or acquires.
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 from typing import Final, NamedTuple
 
+from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
@@ -39,6 +41,8 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
+
+_STATE_ORDER: Final = {state: place for place, state in enumerate(HELD)}
 
 #: Answers about requests of pods that are stored, of each kind.
 CACHED_MAX: Final = 200_000
@@ -282,6 +286,22 @@ class DecisionState:
         total = self.total(cluster.id, shape)
         return HostState(machine=machine, shape=shape, total=total, room=list(total))
 
+    def hosts(self, cluster: ClusterState, machines: Sequence[Machine]) -> list[HostState]:
+        """Return machines as empty hosts of the cluster; they are not added to the cluster."""
+        shapes = [self.machines.shape_of(machine) for machine in machines]
+        totals = [self.total(cluster.id, shape) for shape in shapes]
+        slots: dict[str, Iterable[object]] = {
+            "machine": machines,
+            "shape": shapes,
+            "total": totals,
+            "room": map(list, totals),
+            "claims": iter(dict, None),
+            "shares": iter(dict, None),
+            "is_target": repeat(False),
+            "offer": repeat(None),
+        }
+        return made_at_once(HostState, len(shapes), slots)
+
     def free_at_first(self) -> list[int]:
         """Return what `free` was when this was first asked; credit acquires nothing."""
         if self._free is None:
@@ -347,7 +367,18 @@ def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, N
 
 def rows_of(fleet: DecisionState, cluster: ClusterState) -> list[RowState]:
     """Return new rows of a cluster in processing order; what no known machine can host is set aside."""
-    rows = [_row(fleet, cluster, position, need) for position, need in cluster.needs]
+    rows = [
+        RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
+        for position, need in cluster.needs
+    ]
+    _add_groups(fleet, [row for row in rows if has_pods(row.need)])
+    for row in rows:
+        if has_pods(row.need):
+            _set_aside(fleet, row)
+        else:
+            row.divisible = dict(fleet.dimensions.request(row.need.aggregate))
+            row.unit = fleet.dimensions.request(row.need.min_unit)
+            _check_unit(fleet, row)
     rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
     for rank, row in enumerate(rows):
         row.rank = rank
@@ -367,36 +398,29 @@ def add_rows(fleet: DecisionState, clusters: Iterable[ClusterState]) -> None:
         row.rank = rank
 
 
-def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need) -> RowState:
-    row = RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
-    if has_pods(need):
-        row.groups = _groups(fleet, row)
-        _set_aside(fleet, row)
-    else:
-        row.divisible = dict(fleet.dimensions.request(need.aggregate))
-        row.unit = fleet.dimensions.request(need.min_unit)
-        _check_unit(fleet, row)
-    return row
-
-
-def _groups(fleet: DecisionState, row: RowState) -> list[PodGroup]:
-    groups = []
-    for index, shape in enumerate((*row.need.shapes, *row.need.waiting)):
-        request, size = fleet.rooms.pod(shape.resources)
-        group = PodGroup(
-            row=row,
-            index=index,
-            request=request,
-            count=shape.count,
-            limit=shape.max_per_machine,
-            is_waiting=index >= len(row.need.shapes),
-            size=size,
-            left=shape.count,
-        )
-        groups.append(group)
-    # Those of equal size stay in the order of their index.
-    groups.sort(key=_size, reverse=True)
-    return groups
+def _add_groups(fleet: DecisionState, rows: Sequence[RowState]) -> None:
+    """Add the groups of some rows, those of each in canonical order."""
+    given = [(*row.need.shapes, *row.need.waiting) for row in rows]
+    shapes = list(chain.from_iterable(given))
+    pods = [fleet.rooms.pod(shape.resources) for shape in shapes]
+    counts = [shape.count for shape in shapes]
+    slots: dict[str, Iterable[object]] = {
+        "row": chain.from_iterable(repeat(row, len(own)) for row, own in zip(rows, given, strict=True)),
+        "index": chain.from_iterable(range(len(own)) for own in given),
+        "request": [request for request, _ in pods],
+        "count": counts,
+        "limit": [shape.max_per_machine for shape in shapes],
+        "is_waiting": chain.from_iterable(
+            chain(repeat(False, len(row.need.shapes)), repeat(True, len(row.need.waiting))) for row in rows
+        ),
+        "size": [size for _, size in pods],
+        "left": counts,
+    }
+    made = iter(made_at_once(PodGroup, len(shapes), slots))
+    for row, own in zip(rows, given, strict=True):
+        row.groups = list(islice(made, len(own)))
+        # Those of equal size stay in the order of their index.
+        row.groups.sort(key=_size, reverse=True)
 
 
 def _size(group: PodGroup) -> float:
@@ -434,7 +458,7 @@ def _check_unit(fleet: DecisionState, row: RowState) -> None:
 
 def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
     """Make the cluster's hosts."""
-    cluster.hosts[:] = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
+    cluster.hosts[:] = fleet.hosts(cluster, fleet.machines.held_by(cluster.id))
     sort_hosts(cluster, fleet.options)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:
@@ -443,8 +467,8 @@ def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
 
 def sort_hosts(cluster: ClusterState, options: Options) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
-    wanted = _wanted(cluster)
-    cluster.hosts.sort(key=lambda host: _order(host, wanted))
+    wanted, costs = _wanted(cluster), dict[tuple[int, float], float]()
+    cluster.hosts.sort(key=lambda host: _order(host, wanted, costs))
     if options.fullness:
         _put_fuller_first(cluster.hosts, options.fullness)
     if options.leaving:
@@ -495,14 +519,15 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
     return price * share
 
 
-def _order(host: HostState, wanted: Mapping[int, int]) -> HostOrder:
+def _order(host: HostState, wanted: Mapping[int, int], costs: dict[tuple[int, float], float]) -> HostOrder:
+    """Return the sort key of a host; `costs` has what is known of the cluster's machines, by shape and price."""
     machine = host.machine
-    return HostOrder(
-        state=HELD.index(machine.state) if machine.state in HELD else len(HELD),
-        fleet_cost=fleet_cost(machine.price_usd_per_hour, host.total, wanted),
-        keep_penalty=-machine.assigned_reclamation_penalty_dollars,
-        id=machine.id,
-    )
+    kind = (host.shape, machine.price_usd_per_hour)
+    cost = costs.get(kind)
+    if cost is None:
+        cost = costs[kind] = fleet_cost(machine.price_usd_per_hour, host.total, wanted)
+    state = _STATE_ORDER.get(machine.state, len(HELD))
+    return HostOrder(state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
 
 
 def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:

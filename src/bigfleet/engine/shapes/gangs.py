@@ -4,7 +4,7 @@ A domain is judged by how many of the gang's pods fit: on what the cluster holds
 what could be acquired. A gang never takes a machine outside its domain.
 """
 
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
@@ -50,7 +50,7 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
         row.is_satisfiable = not row.impossible
         place_first_fit(row, _own(row, index))
         return
-    best = min(_domains(row, fleet, index), key=lambda domain: domain.rank, default=None)
+    best = _best_domain(row, fleet, index)
     if best is None:
         row.is_satisfiable = row.is_held = False
         row.matching = frozenset()
@@ -133,23 +133,46 @@ def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _domains(row: RowState, fleet: DecisionState, index: HostIndex) -> Iterator[GangDomain]:
-    """Yield every domain in which something could host a part of the gang."""
+def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex) -> GangDomain | None:
+    """Return the domain of least rank among those in which something could host a part of the gang."""
     key = row.same_key
     assert key is not None, "only a gang has domains"
-    values = set(_held_values(row, key, index))
+    held = _held_values(row, key, index)
     is_stuck = row.need.parked or bool(row.impossible)
     offers = {} if is_stuck else fleet.usable_in_domains(row, key)
-    values.update(value for value, found in offers.items() if any(_unclaimed(o) > 0 for o in found))
     gang = _gang(row, fleet)
     planned = _planned_domains(row, fleet)
-    everywhere = row.matching
-    for value in sorted(values):
-        row.matching = _in_domain(row, fleet, value)
-        verdict = _verdict(gang, fleet, offers.get(value, ()), index)
+    best: GangDomain | None = None
+    for domain in _judged(gang, held, offers, planned, fleet, index):
+        best = domain if best is None or domain.rank < best.rank else best
+    if best is not None and row.has_left and best.rank.held == -1:
+        # What hosts the whole gang on what the cluster holds ranks before every domain of which it holds nothing.
+        return best
+    free = [value for value, found in offers.items() if value not in held and any(_unclaimed(o) > 0 for o in found)]
+    for domain in _judged(gang, free, offers, planned, fleet, index):
+        best = domain if best is None or domain.rank < best.rank else best
+    return best
+
+
+def _judged(
+    gang: "_Gang",
+    values: Iterable[str],
+    offers: Mapping[str, Sequence[OfferState]],
+    planned: Set[str | None],
+    fleet: DecisionState,
+    index: HostIndex,
+) -> Iterator[GangDomain]:
+    """Yield those of some domains in which something could host a part of the gang."""
+    row, everywhere = gang.row, gang.row.matching
+    key = row.same_key
+    assert key is not None, "only a gang has domains"
+    shapes = fleet.in_domains(row, key)
+    for value in values:
+        row.matching, found = shapes.get(value, frozenset()), offers.get(value, ())
+        verdict = _verdict(gang, fleet, found, index)
         row.matching = everywhere
         if verdict is not None and verdict.hosts_something:
-            yield _ranked(value, verdict, offers.get(value, ()), is_off_target=value not in planned)
+            yield _ranked(value, verdict, found, is_off_target=value not in planned)
 
 
 def _held_values(row: RowState, key: str, index: HostIndex) -> frozenset[str]:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
-from bigfleet.engine.shapes.choice import PodPrices
+from bigfleet.engine.shapes.choice import PodPrices, Prices, reference_prices
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.columns.rows import RowColumns
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
@@ -188,6 +188,8 @@ class DecisionState:
         default_factory=dict
     )
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
+    #: Of gangs with shapes.
+    _gang_prices: dict[PodPrices, tuple[Prices, tuple[float, ...]]] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -266,6 +268,17 @@ class DecisionState:
         if found is None:
             totals = self.totals(row.cluster.id)
             found = self._pod_prices[key] = PodPrices(self.usable(row), totals, self.dimensions.pods)
+        return found
+
+    def gang_prices(self, row: RowState) -> tuple[Prices, tuple[float, ...]]:
+        """Return the prices of a gang's pods, and what its choice among offers depends on beside the offers."""
+        of_pods, free = self.pod_prices(row), self.free_at_first()
+        found = self._gang_prices.get(of_pods)
+        if found is None or row.divisible is not None:
+            prices = reference_prices([row], of_pods, free, self.dimensions.pods)
+            found = prices, (self.options.idle_head_start, of_pods.dearest, *free)
+            if row.divisible is None:
+                self._gang_prices[of_pods] = found
         return found
 
     def in_domains(self, row: RowState, key: str) -> Mapping[str, frozenset[int]]:

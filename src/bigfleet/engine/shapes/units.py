@@ -217,9 +217,7 @@ def _loss(hosts: Sequence[HostState], supplies: _Supplies, *, is_reported: bool)
             is_protected, highest = True, max(highest, priority)
         penalties.append(_penalties(host, rows))
     supply, lost = sum(chain.from_iterable([supplies.of(host) for host in hosts])), sum(penalties)
-    return ClaimLoss(
-        priority_class(highest) if is_protected else -1, lost, highest, supply, hosts[0].machine.id
-    )
+    return ClaimLoss(priority_class(highest) if is_protected else -1, lost, highest, supply, hosts[0].machine.id)
 
 
 def _penalties(host: HostState, rows: Set[RowState]) -> float:

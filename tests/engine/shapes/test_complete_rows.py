@@ -51,7 +51,8 @@ def test_it_equals_a_result_of_the_same_fields_and_no_other() -> None:
     assert _plain(1) == _made(_Claims(), 1)
     assert _made(_Claims(), 1) != _plain(2)
     assert _plain(2) != _made(_Claims(), 1)
-    assert _made(_Claims(), 1) != 1
+    other: object = 1
+    assert _made(_Claims(), 1) != other
     assert all(getattr(_made(_Claims(), 1), each.name) == getattr(_plain(1), each.name) for each in fields(RowResult))
 
 

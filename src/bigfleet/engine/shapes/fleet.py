@@ -14,7 +14,7 @@ from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices, Prices, reference_prices
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
-from bigfleet.engine.shapes.columns.rows import RowColumns
+from bigfleet.engine.shapes.columns.rows import RowsInColumns
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
@@ -151,7 +151,7 @@ class DecisionState:
     #: The machines, if they are in columns: then hosts are made in credit, where they are needed.
     columns: ColumnMachines | None = None
     #: The whole demand in columns, if the machines are.
-    read: RowColumns | None = None
+    read: RowsInColumns | None = None
     options: Options
     dimensions: Dimensions
     rooms: Rooms

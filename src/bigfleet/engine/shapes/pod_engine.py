@@ -26,7 +26,7 @@ from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
-from bigfleet.engine.shapes.columns.rows import RowColumns, row_columns
+from bigfleet.engine.shapes.columns.rows import RowsInColumns, row_columns
 from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster
@@ -68,7 +68,7 @@ class _Asked:
     needs: Sequence[Need]
     ages: Mapping[ParkingKey, int]
     by_cluster: Mapping[str, _Needs]
-    columns: RowColumns
+    columns: RowsInColumns
 
 
 @dataclass(frozen=True, slots=True)

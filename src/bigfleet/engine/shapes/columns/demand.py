@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Bools, RowColumns, Rows, firsts
+from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Bools, RowsInColumns, Rows, firsts
 from bigfleet.engine.shapes.columns.sorting import stable_order
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import ClusterState
@@ -130,7 +130,7 @@ class DemandColumns:
         return found
 
 
-def demand_columns(fleet: DecisionState, rows: RowColumns) -> tuple[DemandColumns, list[ClusterState]]:
+def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandColumns, list[ClusterState]]:
     """Return the demand of the clusters that can be credited on columns, and the other clusters."""
     profiles = _Profiles.of(fleet, rows.profiles)
     is_plain = rows.has_pods & (profiles.access >= 0)[rows.profile]
@@ -157,7 +157,7 @@ def demand_columns(fleet: DecisionState, rows: RowColumns) -> tuple[DemandColumn
 
 def _columns(
     fleet: DecisionState,
-    rows: RowColumns,
+    rows: RowsInColumns,
     profiles: _Profiles,
     clusters: Sequence[ClusterState],
     of_cluster: Rows,
@@ -205,7 +205,7 @@ def _columns(
     )
 
 
-def _requests(fleet: DecisionState, rows: RowColumns, number: Rows) -> tuple[Rows, Rows, Floats]:
+def _requests(fleet: DecisionState, rows: RowsInColumns, number: Rows) -> tuple[Rows, Rows, Floats]:
     """Return the number of each request, and by number what one pod requests of each dimension, and its size.
 
     `number` has places in the resources of the rows; those that do not occur get no number.

@@ -25,7 +25,7 @@ NO_LIMIT: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class RowColumns:
+class RowsInColumns:
     """The rows of a demand in list order, and their shapes: those of a row together, waiting ones after the others."""
 
     needs: Sequence[Need]
@@ -49,7 +49,7 @@ class RowColumns:
     names: tuple[str, ...]
 
 
-def row_columns(needs: Sequence[Need]) -> RowColumns:
+def row_columns(needs: Sequence[Need]) -> RowsInColumns:
     """Read rows, which are in list order."""
     running: list[tuple[DemandShape, ...]] = [need.shapes for need in needs]
     waiting = [need.waiting for need in needs]
@@ -71,7 +71,7 @@ def row_columns(needs: Sequence[Need]) -> RowColumns:
     limits[limits == 0] = NO_LIMIT
     different = [resources[place] for place in distinct.tolist()]
     names = set().union(*different, *(need.aggregate for need in needs), *(need.min_unit for need in needs))
-    return RowColumns(
+    return RowsInColumns(
         needs=needs,
         profiles=[needs[place].profile for place in of_profiles.tolist()],
         profile=profile,

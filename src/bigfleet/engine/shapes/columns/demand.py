@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Bools, RowsInColumns, Rows, firsts
+from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Bools, Rows, RowsInColumns, firsts
 from bigfleet.engine.shapes.columns.sorting import stable_order
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import ClusterState

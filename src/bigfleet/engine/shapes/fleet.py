@@ -271,7 +271,7 @@ class DecisionState:
         return found
 
     def gang_prices(self, row: RowState) -> tuple[Prices, tuple[float, ...]]:
-        """Return the prices of a gang's pods, and what its choice among offers depends on beside the offers."""
+        """Return the prices of a gang's pods, and what its choice depends on besides the offers."""
         of_pods, free = self.pod_prices(row), self.free_at_first()
         found = self._gang_prices.get(of_pods)
         if found is None or row.divisible is not None:

@@ -1,6 +1,6 @@
 """Reads the rows of a demand into columns, each row and each shape once.
 
-Nothing here depends on machines or options, so that the columns hold for as long as the demand is the same.
+The columns depend on neither machines nor options, so that they hold for as long as the demand is the same.
 """
 
 from collections.abc import Hashable, Sequence

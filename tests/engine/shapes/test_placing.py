@@ -48,6 +48,7 @@ def _demand(rng: random.Random, clusters: int, groups_max: int, scale: int) -> D
         clusters=[ClusterState(id=f"c-{number}") for number in range(clusters)],
         has_impossible=np.zeros(clusters, np.bool_),
         positions=np.arange(clusters),
+        places=np.arange(clusters),
         needs=(),
         first_row=np.arange(clusters + 1),
         first_group=firsts(np.array(sizes)),

@@ -150,7 +150,7 @@ class DecisionState:
     machines: Machines
     #: The machines, if they are in columns: then hosts are made in credit, where they are needed.
     columns: ColumnMachines | None = None
-    #: The whole demand in columns, if the machines are.
+    #: The rows of `clusters` in columns, if the machines are; there may be rows of others.
     read: RowsInColumns | None = None
     options: Options
     dimensions: Dimensions

@@ -144,5 +144,5 @@ class ColumnClaims:
         credit, demand = self.credit, self.credit.demand
         first, end = demand.first_row[self.number : self.number + 2].tolist()
         positions = demand.positions[first:end].tolist()
-        needs = [demand.needs[position] for position in positions]
+        needs = [demand.needs[place] for place in demand.places[first:end].tolist()]
         return zip(positions, complete_rows(needs, credit, range(first, end)), strict=True)

@@ -79,9 +79,10 @@ class DemandColumns:
     clusters: Sequence[ClusterState]
     #: Whether groups of the cluster were left out.
     has_impossible: Bools
-    #: Each row's place in the demand.
+    #: Each row's place in the demand, and in `needs`.
     positions: Rows
-    #: The whole demand.
+    places: Rows
+    #: Rows of the demand, these among them.
     needs: Sequence[Need]
     #: Where the rows of each cluster begin, and where the last ones end.
     first_row: Rows
@@ -136,7 +137,7 @@ def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandCol
     is_plain = rows.has_pods & (profiles.access >= 0)[rows.profile]
     if fleet.orphans:
         keys = fleet.orphans.keys()
-        is_plain &= [(need.fingerprint, need.group) not in keys for need in rows.needs]
+        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in rows.needs], np.bool_)
     pods = np.diff(firsts(rows.counts)[rows.first])
     not_plain = np.bincount(rows.cluster[~is_plain], minlength=len(rows.clusters)) > 0
     not_plain |= np.bincount(rows.cluster, pods, len(rows.clusters)) >= PODS_MAX
@@ -190,7 +191,8 @@ def _columns(
     return DemandColumns(
         clusters=[clusters[c] for c in place.tolist()],
         has_impossible=left_out[place],
-        positions=given[order],
+        positions=rows.positions[given[order]],
+        places=given[order],
         needs=rows.needs,
         first_row=firsts(np.bincount(rank[cluster], minlength=len(clusters))),
         first_group=firsts(np.bincount(new[row[kept]], minlength=len(given))),

@@ -3,7 +3,7 @@
 The columns depend on neither machines nor options, so that they hold for as long as the demand is the same.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -26,9 +26,11 @@ NO_LIMIT: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RowsInColumns:
-    """The rows of a demand in list order, and their shapes: those of a row together, waiting ones after the others."""
+    """Rows of a demand in list order, and their shapes: those of a row together, waiting ones after the others."""
 
     needs: Sequence[Need]
+    #: The place of each in the demand, ascending.
+    positions: Rows
     #: Different profiles, and which of them each row has.
     profiles: Sequence[Profile]
     profile: Rows
@@ -49,8 +51,8 @@ class RowsInColumns:
     names: tuple[str, ...]
 
 
-def row_columns(needs: Sequence[Need]) -> RowsInColumns:
-    """Read rows, which are in list order."""
+def row_columns(needs: Sequence[Need], positions: Sequence[int] | None = None) -> RowsInColumns:
+    """Read rows, which are in list order; without positions they are the whole demand."""
     running: list[tuple[DemandShape, ...]] = [need.shapes for need in needs]
     waiting = [need.waiting for need in needs]
     is_waiting = any(waiting)
@@ -70,9 +72,9 @@ def row_columns(needs: Sequence[Need]) -> RowsInColumns:
     limits = np.fromiter([shape.max_per_machine for shape in shapes], np.int64, len(shapes))
     limits[limits == 0] = NO_LIMIT
     different = [resources[place] for place in distinct.tolist()]
-    names = set().union(*different, *(need.aggregate for need in needs), *(need.min_unit for need in needs))
     return RowsInColumns(
         needs=needs,
+        positions=np.arange(len(needs)) if positions is None else np.array(positions, np.int64),
         profiles=[needs[place].profile for place in of_profiles.tolist()],
         profile=profile,
         clusters=[needs[place].cluster for place in of_clusters.tolist()],
@@ -84,8 +86,20 @@ def row_columns(needs: Sequence[Need]) -> RowsInColumns:
         limits=limits,
         number=number,
         resources=different,
-        names=(*sorted(names - {PODS}), PODS),
+        names=_names(needs, different),
     )
+
+
+def names_of(needs: Sequence[Need]) -> tuple[str, ...]:
+    """Return `RowsInColumns.names` of rows, without reading more of them."""
+    resources = [shape.resources for need in needs for shape in need.shapes]
+    resources += [shape.resources for need in needs if need.waiting for shape in need.waiting]
+    return _names(needs, resources)
+
+
+def _names(needs: Sequence[Need], resources: Iterable[Vector]) -> tuple[str, ...]:
+    names = set().union(*resources, *[need.aggregate for need in needs], *[need.min_unit for need in needs])
+    return (*sorted(names - {PODS}), PODS)
 
 
 def firsts(sizes: npt.NDArray[Any]) -> Rows:

@@ -17,7 +17,7 @@ from bigfleet.cli.engine.fleets import fleet_machine_of
 from bigfleet.cli.get.records import machine_record
 from bigfleet.cli.plan.inputs import MachineEntry, machine_given
 from bigfleet.conformance import in_process
-from bigfleet.engine.columns.objects import machine_at, resources_of
+from bigfleet.engine.columns.objects import machine_at, machines_at, resources_of
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.targets import class_key
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
@@ -84,7 +84,10 @@ def in_columns(machine: Machine) -> Machine:
     store = ColumnStore()
     store.insert(machine)
     view = store.snapshot()
-    return machine_at(view, 0, resources_of(view.vocabulary))
+    resources = resources_of(view.vocabulary)
+    made = machine_at(view, 0, resources)
+    assert [made] == machines_at(view, [0], resources), "one by one and many at once"
+    return made
 
 
 def in_parts(machine: Machine) -> tuple[object, ...]:

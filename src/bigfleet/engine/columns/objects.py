@@ -5,28 +5,32 @@ columns: host, node name and last error are placeholders here, which is why noth
 but an engine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
 from types import MappingProxyType
+from typing import Final, NamedTuple
 
 import numpy as np
 
+from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot, Shape, Vocabulary
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import Machine
+from bigfleet.model.machine import Machine, Stamp
 from bigfleet.model.states import CapacityType, MachineState
+from bigfleet.model.vector import Vector, parse_vector
 
 
 def snapshot_of(view: ColumnSnapshot) -> Snapshot:
     """Return the view as an object snapshot, the very one that it was made of when there is one."""
     if view.source is not None:
         return view.source
-    columns, resources = view.columns, resources_of(view.vocabulary)
-    machines, idle_since = [], {}
-    for row in np.flatnonzero(columns.state != REMOVED).tolist():
-        machine = machine_at(view, row, resources)
-        machines.append(machine)
+    columns, idle_since = view.columns, {}
+    rows = np.flatnonzero(columns.state != REMOVED).tolist()
+    machines = machines_at(view, rows, resources_of(view.vocabulary))
+    for row, machine in zip(rows, machines, strict=True):
         since = float(columns.idle_since_seconds[row])
         if not np.isnan(since):
             idle_since[machine.id] = since
@@ -69,6 +73,58 @@ def machine_at(view: ColumnSnapshot, row: int, resources: Sequence[Mapping[str, 
         intended_cluster=stamp.intended_cluster,
         preempted_for=stamp.preempted_for,
     )
+
+
+def machines_at(view: ColumnSnapshot, rows: Sequence[int], resources: Sequence[Mapping[str, str]]) -> list[Machine]:
+    """Return `machine_at` of some rows, in a third of the time when there are many."""
+    columns, vocabulary = view.columns, view.vocabulary
+    at = np.array(rows, np.int64)
+    number = columns.shape[at].tolist()
+    shapes = [vocabulary.shapes[each] for each in number]
+    offers = [vocabulary.offers[each] for each in columns.offer[at].tolist()]
+    stamps = [vocabulary.stamps[each] for each in columns.stamp[at].tolist()]
+    kinds = {
+        each: _Kind.of(shapes[place], resources[vocabulary.supply_of_shape[each]]) for place, each in enumerate(number)
+    }
+    of_shape = [kinds[each] for each in number]
+    slots: dict[str, Iterable[object]] = {name: repeat(value) for name, value in _ABSENT.items()}
+    slots.update(
+        id=[view.ids[row] for row in rows],
+        state=[_STATES[each] for each in columns.state[at].tolist()],
+        cluster=[ClusterId(vocabulary.clusters[each]) for each in columns.cluster[at].tolist()],
+        instance_type=[shape.instance_type for shape in shapes],
+        zone=[shape.zone for shape in shapes],
+        capacity_type=[_CAPACITY_TYPES[offer.capacity_type] for offer in offers],
+        resources=[kind.resources for kind in of_shape],
+        labels=[kind.labels for kind in of_shape],
+        supply=[kind.supply for kind in of_shape],
+        price_usd_per_hour=[offer.price_usd_per_hour for offer in offers],
+        interruption_probability=[offer.interruption_probability for offer in offers],
+    )
+    slots.update({name: list(map(attrgetter(name), stamps)) for name in Stamp._fields})
+    return made_at_once(Machine, len(rows), slots)
+
+
+class _Kind(NamedTuple):
+    """What machines of one shape have in common."""
+
+    resources: Mapping[str, str]
+    labels: Mapping[str, str]
+    supply: Vector
+
+    @classmethod
+    def of(cls, shape: Shape, resources: Mapping[str, str]) -> "_Kind":
+        """Return that of a shape."""
+        return cls(resources, labels_of(shape), parse_vector(resources))
+
+
+_STATES: Final[Mapping[int, MachineState]] = {int(state): state for state in MachineState}
+_CAPACITY_TYPES: Final[Mapping[int, CapacityType]] = {int(each): each for each in CapacityType}
+#: What no decision reads.
+_ABSENT: Final[Mapping[str, object]] = {
+    name: getattr(Machine(id=MachineId(""), state=MachineState.SPECULATIVE), name)
+    for name in ("host", "allocatable", "last_error", "node_name")
+}
 
 
 def example_of(vocabulary: Vocabulary, number: int) -> Machine:

@@ -4,11 +4,14 @@ Equal arguments give equal decisions in any process. It must never read a clock,
 remember anything between two calls.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import repeat
 from types import MappingProxyType
+from typing import NamedTuple
 
+from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import (
     Action,
     ActionKind,
@@ -31,13 +34,14 @@ from bigfleet.engine.shapes.credit import credit, is_served_on_columns
 from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.shapes.reclaim import Reclaimed, reclaimed, reclaims, releases
-from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, RowState
+from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, Impossible, RowState
 from bigfleet.engine.shapes.victims import preempt
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import Fingerprint, MachineId
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector
 
 
 def says_pods(demand: Sequence[Need]) -> bool:
@@ -109,7 +113,7 @@ def conclude(
         *(action for row in fleet.rows for action in _preemptions(row, fleet)),
     ]
     excess_machines = reclaimed(fleet, found)
-    results = {outcome.row.position: _result(outcome, fleet, bound[outcome.row.position]) for outcome in outcomes}
+    results = dict(_results(outcomes, fleet, bound))
     for claims in complete.values():
         results.update(claims.results())
     on_phase(Phase.RECLAIM)
@@ -121,19 +125,23 @@ def _excess(
 ) -> dict[str, Sequence[MachineId]]:
     """Return the Configured machines that nothing keeps, of the clusters that are not known."""
     short: defaultdict[str, set[RowKey]] = defaultdict(set)
+    # Many gangs have one profile; each is folded once.
+    folded: dict[Fingerprint, Fingerprint] = {}
     for row in fleet.rows:
-        if row.is_short:
-            short[row.cluster.id].update(need.key for need in _forms(row.need))
+        if not row.is_short:
+            continue
+        need, cluster = row.need, row.cluster.id
+        short[cluster].add(need.key)
+        if row.same_key is not None:
+            # A machine may have been bound for the folded row: a decision over aggregates folds gangs.
+            if need.fingerprint not in folded:
+                folded[need.fingerprint] = folded_need(need).fingerprint
+            short[cluster].add((cluster, folded[need.fingerprint], ""))
     return {
         cluster: fleet.machines.excess_in(cluster, claimed, short[cluster])
         for cluster in fleet.machines.clusters_with_machines()
         if cluster not in known
     }
-
-
-def _forms(need: Need) -> tuple[Need, ...]:
-    """Return the rows for which a machine of this row may have been bound; a decision over aggregates folds gangs."""
-    return (need, folded_need(need)) if need.profile.same_key is not None else (need,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,8 @@ def _outcomes(cluster: ClusterState) -> list[_Outcome]:
     }
     places = {group: place for row in cluster.rows for place, group in enumerate(row.groups)}
     for host in cluster.hosts:
-        for group, count in sorted(host.claims.items(), key=lambda item: places[item[0]]):
+        claims = host.claims.items()
+        for group, count in sorted(claims, key=lambda item: places[item[0]]) if len(claims) > 1 else claims:
             outcomes[group.row].claims.append((host, group.index, count))
         for row, share in host.shares.items():
             outcomes[row].shares.append((host, tuple(sorted(share.items()))))
@@ -227,15 +236,67 @@ def _preemptions(row: RowState, fleet: DecisionState) -> list[Action]:
 # ---- results -----------------------------------------------------------------------------------------------------
 
 
-def _result(outcome: _Outcome, fleet: DecisionState, bound: Sequence[HostState]) -> RowResult:
-    row, names = outcome.row, fleet.dimensions.names
-    shapes = [*row.need.shapes, *row.need.waiting]
-    counts: Counter[int] = Counter()
+def _results(
+    outcomes: Sequence[_Outcome], fleet: DecisionState, bound: Mapping[int, Sequence[HostState]]
+) -> Iterable[tuple[int, RowResult]]:
+    """Return the position and the result of each outcome."""
+    names = fleet.dimensions.names
+    positions = [outcome.row.position for outcome in outcomes]
+    needs = [outcome.row.need for outcome in outcomes]
+    amounts = [_amounts(outcome, names) for outcome in outcomes]
+    slots: dict[str, Iterable[object]] = {
+        "need": needs,
+        "members": zip(needs),
+        "folded": repeat(False),
+        "claimed": [_claimed(outcome) for outcome in outcomes],
+        "bootstraps": [tuple(_in_state(bound[at], MachineState.IDLE)) if bound[at] else () for at in positions],
+        "provisions": [tuple(_in_state(bound[at], MachineState.SPECULATIVE)) if bound[at] else () for at in positions],
+        "held": [each.held for each in amounts],
+        "deficit": [each.deficit for each in amounts],
+        "domain": [outcome.row.domain or "" for outcome in outcomes],
+        "has_domain": [outcome.row.domain is not None for outcome in outcomes],
+        "satisfiable": [outcome.row.is_satisfiable for outcome in outcomes],
+        "unresolved": [each.unresolved for each in amounts],
+        "victims": [tuple([m.id for m in o.row.victims]) if o.row.victims else () for o in outcomes],
+        "freed": [vector.sum_of([(machine.supply, 1) for machine in o.row.victims]) for o in outcomes],
+        "placements": [tuple([Placement(h.machine.id, i, count) for h, i, count in o.claims]) for o in outcomes],
+        "shares": [tuple([(h.machine.id, {names[d]: m for d, m in a}) for h, a in o.shares]) for o in outcomes],
+        "unplaced": [outcome.left for outcome in outcomes],
+        "impossible": [tuple(map(_impossibility, o.row.impossible)) if o.row.impossible else () for o in outcomes],
+    }
+    return zip(positions, made_at_once(RowResult, len(outcomes), slots), strict=True)
+
+
+def _claimed(outcome: _Outcome) -> tuple[MachineId, ...]:
+    machines = dict.fromkeys([host.machine.id for host, _, _ in outcome.claims])
+    machines.update(dict.fromkeys([host.machine.id for host, _ in outcome.shares]))
+    return tuple(machines)
+
+
+def _impossibility(found: Impossible) -> Impossibility:
+    index = None if found.group is None else found.group.index
+    return Impossibility(index, found.dimension, found.wanted, found.largest)
+
+
+class _Amounts(NamedTuple):
+    """What a row holds and lacks."""
+
+    held: Vector
+    deficit: Vector
+    unresolved: Vector
+
+
+def _amounts(outcome: _Outcome, names: Sequence[str]) -> _Amounts:
+    row, need = outcome.row, outcome.row.need
+    shapes = (*need.shapes, *need.waiting) if need.waiting else need.shapes
+    counts: dict[int, int] = {}
     for _, index, count in outcome.claims:
-        counts[index] += count
-    held = vector.sum_of([(shapes[index].resources, count) for index, count in counts.items()])
+        counts[index] = counts.get(index, 0) + count
+    held: Vector = vector.sum_of([(shapes[index].resources, count) for index, count in counts.items()])
     for _, amounts in outcome.shares:
         held = vector.add(held, {names[d]: milli for d, milli in amounts if names[d] != PODS})
+    if not (outcome.left or outcome.divisible or row.impossible or row.has_left):
+        return _Amounts(held, {}, {})
     set_aside = vector.sum_of(
         [(shapes[i.group.index].resources, i.group.count) for i in row.impossible if i.group is not None]
     )
@@ -243,27 +304,4 @@ def _result(outcome: _Outcome, fleet: DecisionState, bound: Sequence[HostState])
     deficit = vector.add(vector.add(left, set_aside), {names[d]: milli for d, milli in outcome.divisible})
     unresolved = vector.sum_of([(shapes[g.index].resources, g.left) for g in row.groups if g.left])
     unresolved = vector.add(vector.add(unresolved, set_aside), {names[d]: m for d, m in (row.divisible or {}).items()})
-    machines = dict.fromkeys(host.machine.id for host, _, _ in outcome.claims)
-    machines.update(dict.fromkeys(host.machine.id for host, _ in outcome.shares))
-    return RowResult(
-        need=row.need,
-        members=(row.need,),
-        claimed=tuple(machines),
-        bootstraps=tuple(_in_state(bound, MachineState.IDLE)),
-        provisions=tuple(_in_state(bound, MachineState.SPECULATIVE)),
-        held=held,
-        deficit=deficit,
-        domain=row.domain or "",
-        has_domain=row.domain is not None,
-        satisfiable=row.is_satisfiable,
-        unresolved=unresolved,
-        victims=tuple(machine.id for machine in row.victims),
-        freed=vector.sum_of([(machine.supply, 1) for machine in row.victims]),
-        placements=tuple(Placement(h.machine.id, index, count) for h, index, count in outcome.claims),
-        shares=tuple((h.machine.id, {names[d]: milli for d, milli in amounts}) for h, amounts in outcome.shares),
-        unplaced=outcome.left,
-        impossible=tuple(
-            Impossibility(None if i.group is None else i.group.index, i.dimension, i.wanted, i.largest)
-            for i in row.impossible
-        ),
-    )
+    return _Amounts(held, deficit, unresolved)

@@ -7,11 +7,14 @@ here claims or acquires.
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 from typing import Final, NamedTuple
 
+from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
-from bigfleet.engine.shapes.choice import PodPrices
+from bigfleet.engine.shapes.choice import PodPrices, Prices, reference_prices
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.rows import RowsInColumns
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
     ONE_POD,
@@ -38,6 +41,8 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
+
+_STATE_ORDER: Final = {state: place for place, state in enumerate(HELD)}
 
 #: Answers about requests of pods that are stored, of each kind.
 CACHED_MAX: Final = 200_000
@@ -145,6 +150,8 @@ class DecisionState:
     machines: Machines
     #: The machines, if they are in columns: then hosts are made in credit, where they are needed.
     columns: ColumnMachines | None = None
+    #: The rows of `clusters` in columns, if the machines are; there may be rows of others.
+    read: RowsInColumns | None = None
     options: Options
     dimensions: Dimensions
     rooms: Rooms
@@ -181,6 +188,8 @@ class DecisionState:
         default_factory=dict
     )
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
+    #: Of gangs with shapes.
+    _gang_prices: dict[PodPrices, tuple[Prices, tuple[float, ...]]] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -261,6 +270,17 @@ class DecisionState:
             found = self._pod_prices[key] = PodPrices(self.usable(row), totals, self.dimensions.pods)
         return found
 
+    def gang_prices(self, row: RowState) -> tuple[Prices, tuple[float, ...]]:
+        """Return the prices of a gang's pods, and what its choice depends on besides the offers."""
+        of_pods, free = self.pod_prices(row), self.free_at_first()
+        found = self._gang_prices.get(of_pods)
+        if found is None or row.divisible is not None:
+            prices = reference_prices([row], of_pods, free, self.dimensions.pods)
+            found = prices, (self.options.idle_head_start, of_pods.dearest, *free)
+            if row.divisible is None:
+                self._gang_prices[of_pods] = found
+        return found
+
     def in_domains(self, row: RowState, key: str) -> Mapping[str, frozenset[int]]:
         """Return the shapes that the row may use by their value of the key; those without one are left out."""
         known = self._in_domain.get((row.matching, key))
@@ -278,6 +298,22 @@ class DecisionState:
         shape = self.machines.shape_of(machine)
         total = self.total(cluster.id, shape)
         return HostState(machine=machine, shape=shape, total=total, room=list(total))
+
+    def hosts(self, cluster: ClusterState, machines: Sequence[Machine]) -> list[HostState]:
+        """Return machines as empty hosts of the cluster; they are not added to the cluster."""
+        shapes = [self.machines.shape_of(machine) for machine in machines]
+        totals = [self.total(cluster.id, shape) for shape in shapes]
+        slots: dict[str, Iterable[object]] = {
+            "machine": machines,
+            "shape": shapes,
+            "total": totals,
+            "room": map(list, totals),
+            "claims": iter(dict, None),
+            "shares": iter(dict, None),
+            "is_target": repeat(False),
+            "offer": repeat(None),
+        }
+        return made_at_once(HostState, len(shapes), slots)
 
     def free_at_first(self) -> list[int]:
         """Return what `free` was when this was first asked; credit acquires nothing."""
@@ -344,7 +380,18 @@ def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, N
 
 def rows_of(fleet: DecisionState, cluster: ClusterState) -> list[RowState]:
     """Return new rows of a cluster in processing order; what no known machine can host is set aside."""
-    rows = [_row(fleet, cluster, position, need) for position, need in cluster.needs]
+    rows = [
+        RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
+        for position, need in cluster.needs
+    ]
+    _add_groups(fleet, [row for row in rows if has_pods(row.need)])
+    for row in rows:
+        if has_pods(row.need):
+            _set_aside(fleet, row)
+        else:
+            row.divisible = dict(fleet.dimensions.request(row.need.aggregate))
+            row.unit = fleet.dimensions.request(row.need.min_unit)
+            _check_unit(fleet, row)
     rows.sort(key=lambda row: row.need.profile.precedence, reverse=True)
     for rank, row in enumerate(rows):
         row.rank = rank
@@ -364,36 +411,29 @@ def add_rows(fleet: DecisionState, clusters: Iterable[ClusterState]) -> None:
         row.rank = rank
 
 
-def _row(fleet: DecisionState, cluster: ClusterState, position: int, need: Need) -> RowState:
-    row = RowState(need=need, position=position, cluster=cluster, matching=fleet.machines.matching(need.profile))
-    if has_pods(need):
-        row.groups = _groups(fleet, row)
-        _set_aside(fleet, row)
-    else:
-        row.divisible = dict(fleet.dimensions.request(need.aggregate))
-        row.unit = fleet.dimensions.request(need.min_unit)
-        _check_unit(fleet, row)
-    return row
-
-
-def _groups(fleet: DecisionState, row: RowState) -> list[PodGroup]:
-    groups = []
-    for index, shape in enumerate((*row.need.shapes, *row.need.waiting)):
-        request, size = fleet.rooms.pod(shape.resources)
-        group = PodGroup(
-            row=row,
-            index=index,
-            request=request,
-            count=shape.count,
-            limit=shape.max_per_machine,
-            is_waiting=index >= len(row.need.shapes),
-            size=size,
-            left=shape.count,
-        )
-        groups.append(group)
-    # Those of equal size stay in the order of their index.
-    groups.sort(key=_size, reverse=True)
-    return groups
+def _add_groups(fleet: DecisionState, rows: Sequence[RowState]) -> None:
+    """Add the groups of some rows, those of each in canonical order."""
+    given = [(*row.need.shapes, *row.need.waiting) for row in rows]
+    shapes = list(chain.from_iterable(given))
+    pods = [fleet.rooms.pod(shape.resources) for shape in shapes]
+    counts = [shape.count for shape in shapes]
+    slots: dict[str, Iterable[object]] = {
+        "row": chain.from_iterable(repeat(row, len(own)) for row, own in zip(rows, given, strict=True)),
+        "index": chain.from_iterable(range(len(own)) for own in given),
+        "request": [request for request, _ in pods],
+        "count": counts,
+        "limit": [shape.max_per_machine for shape in shapes],
+        "is_waiting": chain.from_iterable(
+            chain(repeat(False, len(row.need.shapes)), repeat(True, len(row.need.waiting))) for row in rows
+        ),
+        "size": [size for _, size in pods],
+        "left": counts,
+    }
+    made = iter(made_at_once(PodGroup, len(shapes), slots))
+    for row, own in zip(rows, given, strict=True):
+        row.groups = list(islice(made, len(own)))
+        # Those of equal size stay in the order of their index.
+        row.groups.sort(key=_size, reverse=True)
 
 
 def _size(group: PodGroup) -> float:
@@ -431,7 +471,7 @@ def _check_unit(fleet: DecisionState, row: RowState) -> None:
 
 def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
     """Make the cluster's hosts."""
-    cluster.hosts[:] = [fleet.host(cluster, machine) for machine in fleet.machines.held_by(cluster.id)]
+    cluster.hosts[:] = fleet.hosts(cluster, fleet.machines.held_by(cluster.id))
     sort_hosts(cluster, fleet.options)
     target = fleet.options.targets.get(cluster.id)
     if target is not None:
@@ -440,8 +480,8 @@ def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
 
 def sort_hosts(cluster: ClusterState, options: Options) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
-    wanted = _wanted(cluster)
-    cluster.hosts.sort(key=lambda host: _order(host, wanted))
+    wanted, costs = _wanted(cluster), dict[tuple[int, float], float]()
+    cluster.hosts.sort(key=lambda host: _order(host, wanted, costs))
     if options.fullness:
         _put_fuller_first(cluster.hosts, options.fullness)
     if options.leaving:
@@ -492,14 +532,15 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
     return price * share
 
 
-def _order(host: HostState, wanted: Mapping[int, int]) -> HostOrder:
+def _order(host: HostState, wanted: Mapping[int, int], costs: dict[tuple[int, float], float]) -> HostOrder:
+    """Return the sort key of a host; `costs` has what is known of the cluster's machines, by shape and price."""
     machine = host.machine
-    return HostOrder(
-        state=HELD.index(machine.state) if machine.state in HELD else len(HELD),
-        fleet_cost=fleet_cost(machine.price_usd_per_hour, host.total, wanted),
-        keep_penalty=-machine.assigned_reclamation_penalty_dollars,
-        id=machine.id,
-    )
+    kind = (host.shape, machine.price_usd_per_hour)
+    cost = costs.get(kind)
+    if cost is None:
+        cost = costs[kind] = fleet_cost(machine.price_usd_per_hour, host.total, wanted)
+    state = _STATE_ORDER.get(machine.state, len(HELD))
+    return HostOrder(state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
 
 
 def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:

@@ -4,14 +4,14 @@ A domain is judged by how many of the gang's pods fit: on what the cluster holds
 what could be acquired. A gang never takes a machine outside its domain.
 """
 
-from collections.abc import Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from bigfleet.engine.shapes.choice import Prices, choose, reference_prices, repetitions
+from bigfleet.engine.shapes.choice import Prices, choose, repetitions
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, unplace
 from bigfleet.engine.shapes.state import ClusterState, DomainVerdict, HostIndex, HostState, OfferState, RowState
 
 
@@ -50,7 +50,7 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
         row.is_satisfiable = not row.impossible
         place_first_fit(row, _own(row, index))
         return
-    best = min(_domains(row, fleet, index), key=lambda domain: domain.rank, default=None)
+    best = _best_domain(row, fleet, index)
     if best is None:
         row.is_satisfiable = row.is_held = False
         row.matching = frozenset()
@@ -59,7 +59,7 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
     row.is_satisfiable = not best.rank.is_unsatisfiable and not row.impossible
     row.is_held = best.rank.held == -1 and row.has_left
     row.matching = _in_domain(row, fleet, best.value)
-    place_first_fit(row, own_first(row, index))
+    place_first_fit(row, _own_first(row, index, frozenset(_own(row, index))))
     for offer, count in best.wanted:
         offer.earmarked += count
 
@@ -84,7 +84,7 @@ def _home(row: RowState, index: HostIndex) -> str | None:
         place_first_fit(row, hosts)
         if not any(_wanted(row)):
             found.append(value)
-        clear_row(row, hosts)
+        _clear(row, hosts)
     return found[0] if len(found) == 1 else None
 
 
@@ -110,10 +110,9 @@ def _own(row: RowState, index: HostIndex) -> Sequence[HostState]:
     return index.by_stamp.get((row.need.fingerprint, row.need.group), ())
 
 
-def own_first(row: RowState, index: HostIndex) -> Sequence[HostState]:
+def _own_first(row: RowState, index: HostIndex, own: Set[HostState]) -> Sequence[HostState]:
     """Return the hosts of the row's shapes with the row's own machines before the others, each in hosting order."""
     hosts = _hosts_of_shapes(row.matching, index)
-    own = set(_own(row, index))
     return sorted(hosts, key=lambda host: host not in own) if own else hosts
 
 
@@ -133,23 +132,46 @@ def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _domains(row: RowState, fleet: DecisionState, index: HostIndex) -> Iterator[GangDomain]:
-    """Yield every domain in which something could host a part of the gang."""
+def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex) -> GangDomain | None:
+    """Return the domain of least rank among those in which something could host a part of the gang."""
     key = row.same_key
     assert key is not None, "only a gang has domains"
-    values = set(_held_values(row, key, index))
+    held = _held_values(row, key, index)
     is_stuck = row.need.parked or bool(row.impossible)
     offers = {} if is_stuck else fleet.usable_in_domains(row, key)
-    values.update(value for value, found in offers.items() if any(_unclaimed(o) > 0 for o in found))
-    gang = _gang(row, fleet)
+    gang = _gang(row, fleet, index)
     planned = _planned_domains(row, fleet)
-    everywhere = row.matching
-    for value in sorted(values):
-        row.matching = _in_domain(row, fleet, value)
-        verdict = _verdict(gang, fleet, offers.get(value, ()), index)
+    best: GangDomain | None = None
+    for domain in _judged(gang, held, offers, planned, fleet, index):
+        best = domain if best is None or domain.rank < best.rank else best
+    if best is not None and row.has_left and best.rank.held == -1:
+        # What hosts the whole gang on what the cluster holds ranks before every domain of which it holds nothing.
+        return best
+    free = [value for value, found in offers.items() if value not in held and any(_unclaimed(o) > 0 for o in found)]
+    for domain in _judged(gang, free, offers, planned, fleet, index):
+        best = domain if best is None or domain.rank < best.rank else best
+    return best
+
+
+def _judged(
+    gang: "_Gang",
+    values: Iterable[str],
+    offers: Mapping[str, Sequence[OfferState]],
+    planned: Set[str | None],
+    fleet: DecisionState,
+    index: HostIndex,
+) -> Iterator[GangDomain]:
+    """Yield those of some domains in which something could host a part of the gang."""
+    row, everywhere = gang.row, gang.row.matching
+    key = row.same_key
+    assert key is not None, "only a gang has domains"
+    shapes = fleet.in_domains(row, key)
+    for value in values:
+        row.matching, found = shapes.get(value, frozenset()), offers.get(value, ())
+        verdict = _verdict(gang, fleet, found, index)
         row.matching = everywhere
         if verdict is not None and verdict.hosts_something:
-            yield _ranked(value, verdict, offers.get(value, ()), is_off_target=value not in planned)
+            yield _ranked(value, verdict, found, is_off_target=value not in planned)
 
 
 def _held_values(row: RowState, key: str, index: HostIndex) -> frozenset[str]:
@@ -194,19 +216,34 @@ class _Gang(NamedTuple):
     kind: Hashable
     #: A room that every host of a pod of the gang has at least, in two dimensions.
     least: tuple[tuple[int, int], tuple[int, int]]
+    #: The machines that carry its fingerprint and group.
+    own: Set[HostState]
 
 
-def _gang(row: RowState, fleet: DecisionState) -> _Gang:
-    prices = reference_prices([row], fleet.pod_prices(row), fleet.free_at_first(), fleet.dimensions.pods)
-    weights = (fleet.options.idle_head_start, prices.of_pods.dearest, *prices.free)
+def _gang(row: RowState, fleet: DecisionState, index: HostIndex) -> _Gang:
+    prices, weights = fleet.gang_prices(row)
+    own = frozenset(_own(row, index))
     if row.divisible is not None or not row.has_left:
-        return _Gang(row, prices, weights, None, ((0, 0), (0, 0)))
+        return _Gang(row, prices, weights, None, ((0, 0), (0, 0)), own)
     cluster = row.cluster.id if row.cluster.id in fleet.options.overheads else ""
     pods = tuple([(g.request, g.left, g.limit, g.is_waiting) for g in row.groups])
-    requests = [dict(group.request) for group in row.groups]
-    least = [(d, min([request.get(d, 0) for request in requests])) for d in requests[0]]
     kind = (cluster, row.is_pinned, row.penalty_dollars, pods)
-    return _Gang(row, prices, weights, kind, (least[0], least[min(1, len(least) - 1)]))
+    return _Gang(row, prices, weights, kind, _least(row), own)
+
+
+def _least(row: RowState) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return the least that pods of the row request of two dimensions."""
+    first = row.groups[0].request
+    (d, least), (other, other_least) = first[0], first[min(1, len(first) - 1)]
+    for group in row.groups:
+        request = group.request
+        if len(request) == len(first) and request[0][0] == d and request[min(1, len(request) - 1)][0] == other:
+            milli, other_milli = request[0][1], request[min(1, len(request) - 1)][1]
+        else:
+            amounts = dict(request)
+            milli, other_milli = amounts.get(d, 0), amounts.get(other, 0)
+        least, other_least = min(least, milli), min(other_least, other_milli)
+    return (d, least), (other, other_least)
 
 
 def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict | None:
@@ -228,34 +265,43 @@ def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], in
 
 
 def _open_rooms(gang: _Gang, index: HostIndex) -> tuple[tuple[bool, bool, tuple[int, ...]], ...]:
-    """Return what a verdict depends on of the hosts that may have room for a pod, in the order of `own_first`."""
-    row = gang.row
+    """Return what a verdict depends on of the hosts that may have room for a pod, in hosting order, its own first."""
+    row, own = gang.row, gang.own
     (d, milli), (other, other_milli) = gang.least
-    own = set(_own(row, index))
-    return tuple(
-        [
-            (host in own, host.is_configured, tuple(host.room))
-            for host in own_first(row, index)
-            if host.room[d] >= milli and host.room[other] >= other_milli and row.may_use(host.machine, host.shape)
-        ]
-    )
+    hosts = [
+        host
+        for host in _own_first(row, index, own)
+        if host.room[d] >= milli and host.room[other] >= other_milli and row.may_use(host.machine, host.shape)
+    ]
+    return tuple([(host in own, host.is_configured, tuple(host.room)) for host in hosts])
 
 
 def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict:
     """Try the domain to which the row's shapes are limited: place, measure, and put everything back."""
     row = gang.row
-    hosts = own_first(row, index)
-    own_hosts = set(_own(row, index))
+    hosts = _own_first(row, index, gang.own)
     before, dimensions = _wanted(row), list(row.divisible or {})
-    place_first_fit(row, [host for host in hosts if host in own_hosts])
+    if gang.own:
+        place_first_fit(row, [host for host in hosts if host in gang.own])
     own = _covered(row, dimensions, before)
     place_first_fit(row, hosts)
     held = _covered(row, dimensions, before)
     wanted, cost, added = _purchase(row, fleet, offers, gang.prices)
     total = _covered(row, dimensions, before)
-    clear_row(row, (*hosts, *added))
+    _clear(row, (*hosts, *added))
     lacking = Fraction(0) if total == 1 else -total
     return DomainVerdict(bool(total), lacking, -held, -own, cost, wanted)
+
+
+def _clear(row: RowState, hosts: Iterable[HostState]) -> None:
+    """Give back everything that the row takes of the hosts."""
+    if row.divisible is not None:
+        clear_row(row, hosts)
+        return
+    for host in hosts:
+        for group in row.groups if host.claims else ():
+            if group in host.claims:
+                unplace(group, host)
 
 
 def _planned_domains(row: RowState, fleet: DecisionState) -> set[str | None]:

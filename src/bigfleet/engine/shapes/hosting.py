@@ -96,8 +96,12 @@ def place_first_fit(row: RowState, hosts: Sequence[HostState]) -> None:
 
 def place_group(group: PodGroup, hosts: Sequence[HostState]) -> None:
     """Place what the group has left on the hosts in order."""
-    for host in with_room(group.request, hosts):
-        if may_host(group, host):
+    request = group.request
+    (d, milli), (other, other_milli) = request[0], request[min(1, len(request) - 1)]
+    for host in hosts:
+        room = host.room
+        # Most machines are full; comparing two dimensions finds that without a call.
+        if room[d] >= milli and room[other] >= other_milli and may_host(group, host):
             place(group, host, capacity(group, host))
             if not group.left:
                 return

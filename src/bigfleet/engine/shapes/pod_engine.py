@@ -5,8 +5,9 @@ While none of these changes, its rows keep their results. The answer equals that
 results only save work.
 """
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Final, Generic, TypeVar
 
 from bigfleet.engine.columns.objects import snapshot_of
@@ -26,9 +27,10 @@ from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.rows import RowsInColumns, names_of, row_columns
 from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
-from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster, vectors_of
+from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster
 from bigfleet.engine.shapes.reclaim import Reclaimed, releases
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, DomainVerdict, Searched
 from bigfleet.engine.targets import Target
@@ -68,6 +70,15 @@ class _Asked:
     ages: Mapping[ParkingKey, int]
     by_cluster: Mapping[str, _Needs]
     names: tuple[str, ...]
+    #: All rows; None where clusters are stored, of most of which nothing has to be read.
+    columns: RowsInColumns | None
+
+    def columns_of(self, clusters: Iterable[str]) -> RowsInColumns:
+        """Return the rows of some clusters, there may be rows of others."""
+        if self.columns is not None:
+            return self.columns
+        rows = sorted((row for name in clusters for row in self.by_cluster[name]), key=itemgetter(0))
+        return row_columns([need for _, need in rows], [position for position, _ in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,7 @@ class PodEngine:
         self._last, self._previous, self._unwanted = None, {}, {}
         is_same_view = self._machines is not None and self._machines.shows(view)
         touched = self._follow(view, options)
-        machines, asked = self._machines, self._arranged(demand, options)
+        machines, asked = self._machines, self._arranged(demand, options, is_stored=bool(previous))
         assert machines is not None, "following made the machines"
         if is_same_view and last is not None and last.answers(asked.needs, options):
             self._last, self._previous, self._unwanted = last, previous, unwanted
@@ -160,9 +171,11 @@ class PodEngine:
         assert asked is not None, "the demand was arranged before"
         assert rooms is not None, "what all clusters share was looked at before"
         assert dimensions is not None, "what all clusters share was looked at before"
+        changed = {name: needs for name, needs in asked.by_cluster.items() if name not in previous}
         fleet = DecisionState(
             machines=machines,
             columns=machines,
+            read=asked.columns_of(changed),
             options=options,
             dimensions=dimensions,
             rooms=rooms,
@@ -173,7 +186,7 @@ class PodEngine:
             verdicts=self._verdicts.known() if self._is_incremental else {},
             offer_numbers=self._offer_numbers if self._is_incremental else {},
         )
-        add_clusters(fleet, {name: needs for name, needs in asked.by_cluster.items() if name not in previous})
+        add_clusters(fleet, changed)
         excess = {name: one.excess for name, one in previous.items()}
         answer = conclude(fleet, {**excess, **unwanted}, on_phase)
         rows = self._rows(asked, previous, answer)
@@ -208,13 +221,15 @@ class PodEngine:
         self._machines, self._rooms, self._dimensions = ColumnMachines(view, options), None, None
         return None
 
-    def _arranged(self, demand: Sequence[Need], options: Options) -> _Asked:
+    def _arranged(self, demand: Sequence[Need], options: Options, *, is_stored: bool) -> _Asked:
         """Return the demand with its parked rows stamped, by cluster."""
         asked = self._asked
         if asked is None or asked.demand is not demand or asked.ages != options.parking_ages:
             needs = stamp_parked(list(demand), options.parking_ages)
-            names = Dimensions(amounts for need in needs for amounts in vectors_of(need)).names
-            asked = self._asked = _Asked(demand, needs, dict(options.parking_ages), needs_by_cluster(needs), names)
+            columns = None if is_stored else row_columns(needs)
+            names = names_of(needs) if columns is None else columns.names
+            ages = dict(options.parking_ages)
+            asked = self._asked = _Asked(demand, needs, ages, needs_by_cluster(needs), names, columns)
         return asked
 
     def _look(self, machines: ColumnMachines, options: Options) -> bool:

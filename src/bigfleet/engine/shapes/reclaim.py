@@ -5,7 +5,11 @@ nothing: a cluster that has not reported since the process started keeps everyth
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import MISSING, fields
+from itertools import repeat
+from typing import Final
 
+from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import RECLAIM_GRACE_SECONDS, Action, ActionKind
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.machines import Machines
@@ -13,6 +17,13 @@ from bigfleet.model.ids import ClusterId, MachineId
 
 #: Machines to reclaim of one cluster, in the order of their Reclaims.
 Reclaimed = tuple[ClusterId, Sequence[MachineId]]
+
+#: What all Reclaims have in common.
+_EQUAL: Final[Mapping[str, object]] = {
+    **{field.name: field.default for field in fields(Action) if field.default is not MISSING},
+    "kind": ActionKind.RECLAIM,
+    "grace_seconds": RECLAIM_GRACE_SECONDS,
+}
 
 
 def reclaimed(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) -> list[Reclaimed]:
@@ -35,19 +46,19 @@ def reclaimed(fleet: DecisionState, excess: Mapping[str, Sequence[MachineId]]) -
 def reclaims(machines: Iterable[Reclaimed], unjoined: Set[str]) -> Iterator[Action]:
     """Yield a Reclaim for each machine; `unjoined` are those that have not joined."""
     for cluster, ids in machines:
-        for machine_id in ids:
-            yield reclaim(cluster, machine_id, unjoined)
+        yield from _reclaims_of(cluster, ids, unjoined)
 
 
 def reclaim(cluster: ClusterId, machine_id: MachineId, unjoined: Set[str]) -> Action:
     """Return the Reclaim of a machine."""
-    return Action(
-        kind=ActionKind.RECLAIM,
-        machine_id=machine_id,
-        cluster=cluster,
-        reason="phase3.unjoined" if machine_id in unjoined else "phase3.excess",
-        grace_seconds=RECLAIM_GRACE_SECONDS,
-    )
+    return _reclaims_of(cluster, (machine_id,), unjoined)[0]
+
+
+def _reclaims_of(cluster: ClusterId, ids: Sequence[MachineId], unjoined: Set[str]) -> list[Action]:
+    reasons = ["phase3.unjoined" if each in unjoined else "phase3.excess" for each in ids] if unjoined else None
+    slots: dict[str, Iterable[object]] = {name: repeat(value) for name, value in _EQUAL.items()}
+    slots.update(machine_id=ids, cluster=repeat(cluster), reason=reasons or repeat("phase3.excess"))
+    return made_at_once(Action, len(ids), slots)
 
 
 def releases(machines: Machines, claimed: Set[str]) -> Iterator[Action]:

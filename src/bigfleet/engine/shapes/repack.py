@@ -5,7 +5,7 @@ Otherwise small clusters are searched exhaustively, row by row in precedence ord
 loses a place to a lower one.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -55,20 +55,24 @@ def _has_room_for_all(cluster: ClusterState) -> bool:
                 demand[row][d] += milli
     usable = {row: row.matching.intersection(supply) for row in demand}
     for machines in {usable[row] for row in demand if row.has_left}:
-        wanted: Counter[int] = Counter()
+        wanted: defaultdict[int, int] = defaultdict(int)
+        # Many rows may use the same machines.
+        counts = {shapes: shapes <= machines for shapes in set(usable.values())}
         for row, amounts in demand.items():
-            if usable[row] <= machines:
-                wanted.update(amounts)
+            if counts[usable[row]]:
+                for d, milli in amounts.items():
+                    wanted[d] += milli
         if any(milli > sum(supply[shape][d] for shape in machines) for d, milli in wanted.items()):
             return False
     return True
 
 
-def _left_by_dimension(row: RowState) -> Counter[int]:
-    left = Counter(row.divisible or {})
+def _left_by_dimension(row: RowState) -> defaultdict[int, int]:
+    left = defaultdict(int, row.divisible or {})
     for group in row.groups:
-        for d, milli in group.request:
-            left[d] += milli * group.left
+        if group.left:
+            for d, milli in group.request:
+                left[d] += milli * group.left
     return left
 
 

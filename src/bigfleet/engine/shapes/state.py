@@ -6,7 +6,7 @@ indexed by the dimensions of the call. Nothing here chooses a machine.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, NamedTuple, Protocol
@@ -275,8 +275,8 @@ class ClusterClaims(Protocol):
         """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
         ...
 
-    def results(self) -> Iterator[tuple[int, RowResult]]:
-        """Yield the position and the result of each row; all pods of the cluster have a place."""
+    def results(self) -> Iterable[tuple[int, RowResult]]:
+        """Return the position and the result of each row; all pods of the cluster have a place."""
         ...
 
 

@@ -6,8 +6,8 @@ decided on again.
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain, islice
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
@@ -60,11 +60,15 @@ def protecting_priority(host: HostState, fleet: DecisionState) -> int | None:
     The highest priority among its claims when its cluster has reported, else its stamp's. A machine that a target keeps
     without a claim is protected by its stamp.
     """
-    if host.machine.cluster not in fleet.options.reported:
+    is_reported = host.machine.cluster in fleet.options.reported
+    return _protecting(host, host.rows(), is_reported=is_reported)
+
+
+def _protecting(host: HostState, rows: Set[RowState], *, is_reported: bool) -> int | None:
+    if not is_reported:
         return host.machine.assigned_priority
-    rows = host.rows()
     if rows:
-        return max(row.need.profile.priority for row in rows)
+        return max([row.need.profile.priority for row in rows])
     return host.machine.assigned_priority if host.is_target else None
 
 
@@ -134,19 +138,23 @@ def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Dec
     """Form the cluster's units, unless they stand."""
     if serving.basis == basis:
         return
+    is_reported = basis[1]
+    gangs = {host: _gangs(host, is_reported=is_reported) for host in serving.hosts}
     of_gang: defaultdict[_GangKey, list[HostState]] = defaultdict(list)
-    for host in serving.hosts:
-        for key in _gangs(host, fleet):
+    for host, keys in gangs.items():
+        for key in keys:
             of_gang[key].append(host)
+    supplies = _Supplies(basis[0])
     formed: set[str] = set()
     serving.by_shapes = {}
     for host in serving.hosts:
-        if host.machine.id in formed:
+        if gangs[host] and host.machine.id in formed:
             continue
-        hosts = _closure(host, of_gang, fleet)
-        formed.update(other.machine.id for other in hosts)
-        unit = Unit(hosts, _loss(hosts, basis[0], fleet))
-        serving.by_shapes.setdefault(frozenset(other.shape for other in hosts), []).append(unit)
+        hosts = _closure(host, of_gang, gangs) if gangs[host] else (host,)
+        if len(hosts) > 1:
+            formed.update(other.machine.id for other in hosts)
+        unit = Unit(hosts, _loss(hosts, supplies, is_reported=is_reported))
+        serving.by_shapes.setdefault(frozenset([other.shape for other in hosts]), []).append(unit)
     for units in serving.by_shapes.values():
         units.sort(key=lambda unit: unit.loss)
     everything = (unit.loss.priority for units in serving.by_shapes.values() for unit in units)
@@ -154,10 +162,12 @@ def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Dec
     serving.basis = basis
 
 
-def _gangs(host: HostState, fleet: DecisionState) -> list[_GangKey]:
+def _gangs(host: HostState, *, is_reported: bool) -> list[_GangKey]:
     """Return the gangs that have pods on the machine; by its stamp where the cluster has not reported."""
-    if host.machine.cluster in fleet.options.reported:
-        return sorted(row.need.key for row in host.rows() if row.same_key is not None)
+    if is_reported:
+        found = {group.row.need.key for group in host.claims if group.row.same_key is not None}
+        found.update(row.need.key for row in host.shares if row.same_key is not None)
+        return sorted(found)
     machine = host.machine
     return (
         [(machine.cluster, machine.assigned_need_fingerprint, machine.assigned_group)] if machine.assigned_group else []
@@ -165,11 +175,13 @@ def _gangs(host: HostState, fleet: DecisionState) -> list[_GangKey]:
 
 
 def _closure(
-    host: HostState, of_gang: Mapping[_GangKey, Sequence[HostState]], fleet: DecisionState
+    host: HostState,
+    of_gang: Mapping[_GangKey, Sequence[HostState]],
+    gangs: Mapping[HostState, Sequence[_GangKey]],
 ) -> tuple[HostState, ...]:
     found, waiting = {host.machine.id: host}, [host]
     while waiting:
-        for key in _gangs(waiting.pop(), fleet):
+        for key in gangs[waiting.pop()]:
             for other in of_gang.get(key, ()):
                 if other.machine.id not in found:
                     found[other.machine.id] = other
@@ -177,23 +189,43 @@ def _closure(
     return tuple(found[machine_id] for machine_id in sorted(found))
 
 
-def _loss(hosts: Sequence[HostState], most: Sequence[int], fleet: DecisionState) -> ClaimLoss:
-    priorities = [p for host in hosts if (p := protecting_priority(host, fleet)) is not None]
-    highest = max(priorities, default=UNPROTECTED)
-    dollars = sum(_penalties(host, fleet) for host in hosts)
-    supply = sum(
-        float(milli) / float(most[d])
-        for host in hosts
-        for d, milli in enumerate(host.total)
-        if most[d] and milli < UNLIMITED
-    )
-    return ClaimLoss(priority_class(highest) if priorities else -1, dollars, highest, supply, hosts[0].machine.id)
+class _Supplies(dict[int, Sequence[float]]):
+    """Finds, by the number of the shape, the shares that machines of one cluster have of the largest supply."""
+
+    def __init__(self, most: Sequence[int]) -> None:
+        super().__init__()
+        self._most = most
+
+    def of(self, host: HostState) -> Sequence[float]:
+        """Return those of a machine, by dimension."""
+        found = self.get(host.shape)
+        if found is None:
+            most = self._most
+            amounts = enumerate(host.total)
+            found = [float(milli) / float(most[d]) for d, milli in amounts if most[d] and milli < UNLIMITED]
+            self[host.shape] = found
+        return found
 
 
-def _penalties(host: HostState, fleet: DecisionState) -> float:
-    """Return the reclamation and interruption penalties of what runs on the machine, dollars."""
-    rows = host.rows()
-    if host.machine.cluster in fleet.options.reported and rows:
+def _loss(hosts: Sequence[HostState], supplies: _Supplies, *, is_reported: bool) -> ClaimLoss:
+    highest, is_protected = UNPROTECTED, False
+    penalties = []
+    for host in hosts:
+        rows = host.rows() if is_reported else set()
+        priority = _protecting(host, rows, is_reported=is_reported)
+        if priority is not None:
+            is_protected, highest = True, max(highest, priority)
+        penalties.append(_penalties(host, rows))
+    supply, lost = sum(chain.from_iterable([supplies.of(host) for host in hosts])), sum(penalties)
+    return ClaimLoss(priority_class(highest) if is_protected else -1, lost, highest, supply, hosts[0].machine.id)
+
+
+def _penalties(host: HostState, rows: Set[RowState]) -> float:
+    """Return the reclamation and interruption penalties of what runs on the machine, dollars.
+
+    By its stamp, if its cluster has not reported or nothing runs on it; then there are no rows.
+    """
+    if rows:
         profiles = [row.need.profile for row in sorted(rows, key=lambda r: r.rank)]
         return sum(
             bucket_upper_dollars(p.interruption_bucket) + bucket_upper_dollars(p.reclamation_bucket) for p in profiles

@@ -4,32 +4,28 @@ It equals first fit of every row in processing order (`hosting.place_first_fit`)
 and are neither gangs nor spread, and that have no target composition. In step n, every cluster places its nth group.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, NamedTuple
 
 import numpy as np
 
 from bigfleet.engine.decision import Placement, RowResult
-from bigfleet.engine.deferred import Deferred
 from bigfleet.engine.shapes.columns.demand import DemandColumns, demand_columns
 from bigfleet.engine.shapes.columns.machines import ColumnMachines, MachineIds
-from bigfleet.engine.shapes.columns.order import Bools, HostColumns, Rows, hosts_in_order
+from bigfleet.engine.shapes.columns.order import hosts_in_order
+from bigfleet.engine.shapes.columns.placing import Claims, first_fit
+from bigfleet.engine.shapes.columns.results import complete_rows
+from bigfleet.engine.shapes.columns.rows import firsts
+from bigfleet.engine.shapes.columns.sorting import stable_order
 from bigfleet.engine.shapes.fleet import DecisionState, rows_of
 from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
 from bigfleet.model.ids import MachineId
-from bigfleet.model.vector import sum_of
-
-#: After so many steps, machines that have room for no later group are dropped.
-_STEPS_TO_DROP: Final = 3
-#: Hosts without claims of a cluster that are looked at together; four times as many each time that this was not enough.
-_HOSTS_AT_ONCE: Final = 8
 
 
 def credit_on_columns(fleet: DecisionState, machines: ColumnMachines) -> list[ClusterState]:
     """Credit the clusters that can be; return the others."""
-    demand, others = demand_columns(fleet)
+    assert fleet.read is not None, "the demand of a fleet in columns is read"
+    demand, others = demand_columns(fleet, fleet.read)
     if demand.clusters:
         credit = ColumnCredit(fleet, machines, demand)
         for number, cluster in enumerate(demand.clusters):
@@ -46,29 +42,41 @@ class ColumnCredit:
     def __init__(self, fleet: DecisionState, machines: ColumnMachines, demand: DemandColumns) -> None:
         """Place everything that has a place."""
         self.fleet, self.machines, self.demand = fleet, machines, demand
-        self.hosts = hosts_in_order(fleet, machines, demand.clusters, demand.wanted())
-        claims = _Placing(self.hosts, demand).claims()
+        wanted = demand.wanted()
+        self.hosts = hosts_in_order(fleet, machines, demand.clusters, wanted)
+        claims = first_fit(self.hosts, demand, wanted)
         #: Pods of each group without a place.
         self.left = demand.counts - np.bincount(claims.group, claims.pods, len(demand.counts)).astype(np.int64)
-        row = np.repeat(np.arange(len(demand.needs)), np.diff(demand.first_group))[claims.group]
-        # By row, then by host in hosting order, then in the order of the row's groups.
-        place = claims.group - demand.first_group[row]
-        places = int(place.max(initial=0)) + 1
-        order = np.argsort((row * max(1, len(self.hosts.row)) + claims.host) * places + place)
-        self.claims = _Claims(claims.host[order], claims.group[order], claims.pods[order])
-        of_rows = np.arange(len(demand.needs) + 1)
-        self.first_claim = np.searchsorted(row[order], of_rows)
+        rows = len(demand.positions)
+        row = np.repeat(np.arange(rows), np.diff(demand.first_group))[claims.group]
+        # By row, then by host in hosting order, then in the order of the row's groups, in which they were placed.
+        cluster = np.repeat(np.arange(len(demand.clusters)), np.diff(self.hosts.first))[claims.host]
+        order = stable_order(claims.host - self.hosts.first[cluster], row)
+        self.claims = Claims(claims.host[order], claims.group[order], claims.pods[order])
+        self.first_claim = firsts(np.bincount(row, minlength=rows))
         # Several claims of a row on one host stand together.
         is_first = np.diff(row[order] * max(1, len(self.hosts.row)) + self.claims.host, prepend=-1) != 0
         self.claimed = self.hosts.row[self.claims.host[is_first]]
-        self.first_claimed = np.searchsorted(row[order][is_first], of_rows)
-        self.placements = _Placements(
-            self.hosts.row[self.claims.host], demand.index[self.claims.group], self.claims.pods
-        )
+        self.first_claimed = firsts(is_first)[self.first_claim]
         #: By cluster; found for all of them when the first one asks.
         self._unclaimed: list[MachineIds] | None = None
         cluster = np.repeat(np.arange(len(demand.clusters)), np.diff(demand.first))
         self.has_left = np.bincount(cluster[self.left > 0], minlength=len(demand.clusters)) > 0
+
+    def machines_of(self, row: int) -> tuple[MachineId, ...]:
+        """Return the machines of a row, in hosting order."""
+        start, end = self.first_claimed[row : row + 2].tolist()
+        ids = self.machines.ids
+        return tuple([ids[each] for each in self.claimed[start:end].tolist()])
+
+    def placements_of(self, row: int) -> tuple[Placement, ...]:
+        """Return the claims of a row, by machine in hosting order, then in the order of the row's groups."""
+        here = slice(*self.first_claim[row : row + 2].tolist())
+        ids = self.machines.ids
+        machines = self.hosts.row[self.claims.host[here]].tolist()
+        shapes = self.demand.index[self.claims.group[here]].tolist()
+        claims = zip(machines, shapes, self.claims.pods[here].tolist(), strict=True)
+        return tuple([Placement(ids[machine], shape, count) for machine, shape, count in claims])
 
     def unclaimed(self, number: int) -> Sequence[MachineId]:
         """Return the Configured machines of a cluster that nothing claims, in keep-priority order."""
@@ -117,7 +125,7 @@ class ColumnClaims:
         made = [credit.fleet.host(cluster, machine) for machine in machines]
         rows = credit.demand.first_row[self.number : self.number + 2]
         here = slice(*credit.first_claim[rows])
-        claims = _Claims(*(column[here] for column in credit.claims))
+        claims = Claims(*(column[here] for column in credit.claims))
         # As they were placed.
         order = np.argsort(claims.group, kind="stable")
         for place, number, count in zip(*(column[order].tolist() for column in claims), strict=True):
@@ -131,161 +139,10 @@ class ColumnClaims:
         """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
         return self.credit.unclaimed(self.number)
 
-    def results(self) -> Iterator[tuple[int, RowResult]]:
-        """Yield the position and the result of each row; all pods of the cluster have a place."""
-        credit, ids = self.credit, self.credit.machines.ids
-        first_row, end_row = credit.demand.first_row[self.number : self.number + 2].tolist()
-        claims = credit.first_claim[first_row : end_row + 1].tolist()
-        claimed = credit.first_claimed[first_row : end_row + 1].tolist()
-        for place, (position, need) in enumerate(credit.demand.needs[first_row:end_row]):
-            start, end = claims[place : place + 2]
-            first, last = claimed[place : place + 2]
-            yield (
-                position,
-                RowResult(
-                    need=need,
-                    members=(need,),
-                    claimed=Deferred(last - first, partial(_ids, ids, credit.claimed, first, last)),
-                    held=sum_of([(shape.resources, shape.count) for shape in (*need.shapes, *need.waiting)]),
-                    placements=Deferred(end - start, partial(_placements, ids, credit.placements, start, end)),
-                ),
-            )
-
-
-class _Placements(NamedTuple):
-    """One claim in each place of the columns, by row, then by host in hosting order."""
-
-    row: Rows
-    shape: Rows
-    pods: Rows
-
-
-def _ids(ids: Sequence[MachineId], rows: Rows, start: int, end: int) -> tuple[MachineId, ...]:
-    return tuple([ids[row] for row in rows[start:end].tolist()])
-
-
-def _placements(ids: Sequence[MachineId], claims: _Placements, start: int, end: int) -> tuple[Placement, ...]:
-    columns = (column[start:end].tolist() for column in claims)
-    return tuple([Placement(ids[row], shape, count) for row, shape, count in zip(*columns, strict=True)])
-
-
-# ---- placing -----------------------------------------------------------------------------------------------------
-
-
-class _Claims(NamedTuple):
-    """One claim in each place of the columns."""
-
-    host: Rows
-    group: Rows
-    pods: Rows
-
-
-class _Placing:
-    """Places the groups of all clusters, step by step."""
-
-    def __init__(self, hosts: HostColumns, demand: DemandColumns) -> None:
-        self._demand, self._first_group = demand, demand.first
-        self._access, self._is_allowed = _access(hosts, demand)
-        #: Hosts by cluster, each in order, with their kinds and rooms. Those before `start` have room for nothing that
-        #: follows, those from `unused` on have no claims.
-        self._host, self._kind = np.arange(len(hosts.row)), hosts.kind.copy()
-        self._rooms = [hosts.totals[:, d].copy() for d in range(hosts.totals.shape[1])]
-        self._start, self._unused, self._end = hosts.first[:-1].copy(), hosts.first[:-1].copy(), hosts.first[1:]
-        self._least = demand.least_from()
-        self._found: list[_Claims] = []
-
-    def claims(self) -> _Claims:
-        """Return the claims of each step after those before it."""
-        sizes = np.diff(self._first_group)
-        for step in range(int(sizes.max(initial=0))):
-            # Clusters stand in the order of their groups.
-            clusters = int(np.searchsorted(-sizes, -step, side="left"))
-            groups = self._first_group[:clusters] + step
-            if step % _STEPS_TO_DROP == 0:
-                self._drop(groups)
-            self._place(groups)
-        none = np.zeros(0, np.int64)
-        return _Claims(
-            *(np.concatenate(columns) for columns in zip(*[_Claims(none, none, none), *self._found], strict=True))
-        )
-
-    def _drop(self, groups: Rows) -> None:
-        """Drop the hosts that have claims and no room for a pod of these groups and of those that follow."""
-        end = self._unused[: len(groups)]
-        many = end - self._start[: len(groups)]
-        places, cluster = _ranges(end - many, many), np.repeat(np.arange(len(groups)), many)
-        least, is_open = self._least[groups], np.ones(len(places), np.bool_)
-        for d in np.flatnonzero(least.any(axis=0)).tolist():
-            is_open &= self._rooms[d][places] >= least[:, d][cluster]
-        left = np.bincount(cluster[is_open], minlength=len(groups))
-        # Those that stay move to the others, in their order.
-        kept, moved = places[is_open], _ranges(end - left, left)
-        for column in (self._host, self._kind, *self._rooms):
-            column[moved] = column[kept]
-        self._start[: len(groups)] = end - left
-
-    def _place(self, groups: Rows) -> None:
-        """Place one group of each cluster; `groups` are by cluster."""
-        left, most = self._demand.counts[groups], _HOSTS_AT_ONCE
-        cluster, start, end = np.arange(len(groups)), self._start[: len(groups)], self._end[: len(groups)]
-        stop = np.minimum(self._unused[: len(groups)] + most, end)
-        # Most groups have their places on the first hosts.
-        while len(cluster):
-            many = stop - start
-            self._place_on(_ranges(start, many), np.repeat(cluster, many), groups, left)
-            is_open = (left[cluster] > 0) & (stop < end)
-            cluster, start, end, most = cluster[is_open], stop[is_open], end[is_open], 4 * most
-            stop = np.minimum(start + most, end)
-
-    def _place_on(self, places: Rows, cluster: Rows, groups: Rows, left: Rows) -> None:
-        """Place what is left of each cluster's group on these hosts, in order; `cluster` has the cluster of each."""
-        requests = self._demand.requests[self._demand.number[groups]]
-        dimensions = np.flatnonzero(requests.any(axis=0)).tolist()
-        has_room = self._is_allowed[self._access[groups][cluster], self._kind[places]]
-        for d in dimensions:
-            has_room &= self._rooms[d][places] >= requests[:, d][cluster]
-        places, cluster = places[has_room], cluster[has_room]
-        # Each host takes a pod at least: no more hosts than pods are looked at.
-        first = np.searchsorted(cluster, np.arange(len(groups)))
-        is_near = np.arange(len(places)) - first[cluster] < left[cluster]
-        places, cluster = places[is_near], cluster[is_near]
-        if not len(places):
-            return
-        most = np.minimum(left, self._demand.limits[groups])[cluster]
-        for d in dimensions:
-            each = requests[:, d][cluster]
-            np.minimum(most, self._rooms[d][places] // np.maximum(each, 1), out=most, where=each > 0)
-        sums = np.cumsum(most)
-        first = np.searchsorted(cluster, np.arange(len(groups)))
-        before = np.concatenate(([0], sums))[first][cluster]
-        taken = np.minimum(most, left[cluster] - (sums - most - before))
-        is_taken = taken > 0
-        places, cluster, taken = places[is_taken], cluster[is_taken], taken[is_taken]
-        for d in dimensions:
-            self._rooms[d][places] -= taken * requests[:, d][cluster]
-        np.subtract.at(left, cluster, taken)
-        # Of the places of a cluster the last one stays.
-        unused = np.zeros(len(groups), np.int64)
-        unused[cluster] = places + 1
-        np.maximum(self._unused[: len(groups)], unused, out=self._unused[: len(groups)])
-        self._found.append(_Claims(self._host[places], groups[cluster], taken))
-
-
-def _ranges(start: Rows, many: Rows) -> Rows:
-    """Return the numbers of some ranges, one after the other."""
-    found: Rows = np.arange(many.sum()) + np.repeat(start - np.cumsum(many) + many, many)
-    return found
-
-
-def _access(hosts: HostColumns, demand: DemandColumns) -> tuple[Rows, Bools]:
-    """Return a number for each group, and whether groups of a number may use hosts of a kind: (number, kind)."""
-    shapes = np.array([kind.shape for kind in hosts.kinds], np.int64)
-    is_risky = np.array([kind.can_be_interrupted for kind in hosts.kinds], np.bool_)
-    is_coming = np.array([not kind.is_configured for kind in hosts.kinds], np.bool_)
-    is_allowed = np.zeros((2 * len(demand.accesses), len(shapes)), np.bool_)
-    for place, access in enumerate(demand.accesses):
-        is_usable = np.isin(shapes, list(access.matching))
-        if access.is_pinned:
-            is_usable &= ~is_risky
-        is_allowed[2 * place], is_allowed[2 * place + 1] = is_usable, is_usable & is_coming
-    return 2 * demand.access + demand.is_waiting, is_allowed
+    def results(self) -> Iterable[tuple[int, RowResult]]:
+        """Return the position and the result of each row; all pods of the cluster have a place."""
+        credit, demand = self.credit, self.credit.demand
+        first, end = demand.first_row[self.number : self.number + 2].tolist()
+        positions = demand.positions[first:end].tolist()
+        needs = [demand.needs[place] for place in demand.places[first:end].tolist()]
+        return zip(positions, complete_rows(needs, credit, range(first, end)), strict=True)

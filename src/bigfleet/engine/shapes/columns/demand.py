@@ -4,21 +4,23 @@ The result equals `fleet.rows_of` for clusters whose rows have shapes and are ne
 left to `credit`.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.shapes.columns.order import NO_LIMIT, Bools, Floats, Rows
-from bigfleet.engine.shapes.fleet import DecisionState, has_pods
-from bigfleet.engine.shapes.machines import OrphanKey
+from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Bools, Rows, RowsInColumns, firsts
+from bigfleet.engine.shapes.columns.sorting import stable_order
+from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import ClusterState
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
+
+Floats = npt.NDArray[np.float64]
 
 #: Pods of a cluster up to which the columns hold every sum.
 PODS_MAX: Final = 1 << 40
@@ -32,38 +34,38 @@ class Access:
     is_pinned: bool
 
 
-class Profiles:
-    """Numbers what profiles say of access and of precedence; each profile is looked at once."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Profiles:
+    """What the profiles of a demand say of access and of precedence, by the number of the profile."""
 
-    def __init__(self, fleet: DecisionState) -> None:
-        self._fleet = fleet
-        self._known: dict[str, tuple[int, int] | None] = {}
-        self.access: dict[Access, int] = {}
-        self._precedences: dict[tuple[int, int, int], int] = {}
+    #: The different accesses, and which of them each profile has; -1 for gangs and spreads.
+    accesses: Sequence[Access]
+    access: Rows
+    #: The rank of each profile's precedence; the lowest rank is served first.
+    rank: Rows
 
-    def numbers(self, profile: Profile) -> tuple[int, int] | None:
-        """Return the numbers of the profile's access and precedence; None for gangs and spreads."""
-        fingerprint = profile.fingerprint
-        if fingerprint not in self._known:
-            self._known[fingerprint] = self._numbers(profile)
-        return self._known[fingerprint]
+    @classmethod
+    def of(cls, fleet: DecisionState, profiles: Sequence[Profile]) -> "_Profiles":
+        """Look at each profile once."""
+        numbers: dict[Access, int] = {}
+        access = [
+            -1 if _is_bound(profile) else numbers.setdefault(_access_of(fleet, profile), len(numbers))
+            for profile in profiles
+        ]
+        precedences = [profile.precedence for profile in profiles]
+        ranks = {each: rank for rank, each in enumerate(sorted(set(precedences), reverse=True))}
+        rank = np.array([ranks[each] for each in precedences], np.int64)
+        return cls(list(numbers), np.array(access, np.int64), rank)
 
-    def _numbers(self, profile: Profile) -> tuple[int, int] | None:
-        if profile.same_key is not None or (profile.spreads and profile.strict_spread is not None):
-            return None
-        is_pinned = bucket_upper_dollars(profile.interruption_bucket) == float("inf")
-        access = Access(self._fleet.machines.matching(profile), is_pinned)
-        return (
-            self.access.setdefault(access, len(self.access)),
-            self._precedences.setdefault(profile.precedence, len(self._precedences)),
-        )
 
-    def ranks(self) -> Rows:
-        """Return the rank of each number of a precedence; the lowest rank is served first."""
-        order = sorted(self._precedences.items(), reverse=True)
-        ranks = np.zeros(len(order), np.int64)
-        ranks[[number for _, number in order]] = np.arange(len(order))
-        return ranks
+def _is_bound(profile: Profile) -> bool:
+    """Return whether where one pod of a row runs limits where its others may."""
+    return profile.same_key is not None or bool(profile.spreads and profile.strict_spread is not None)
+
+
+def _access_of(fleet: DecisionState, profile: Profile) -> Access:
+    is_pinned = bucket_upper_dollars(profile.interruption_bucket) == float("inf")
+    return Access(fleet.machines.matching(profile), is_pinned)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -77,8 +79,11 @@ class DemandColumns:
     clusters: Sequence[ClusterState]
     #: Whether groups of the cluster were left out.
     has_impossible: Bools
-    #: Each row with its place in the demand.
-    needs: Sequence[tuple[int, Need]]
+    #: Each row's place in the demand, and in `needs`.
+    positions: Rows
+    places: Rows
+    #: Rows of the demand, these among them.
+    needs: Sequence[Need]
     #: Where the rows of each cluster begin, and where the last ones end.
     first_row: Rows
     #: Where the groups of each row begin, and where the last ones end.
@@ -103,14 +108,17 @@ class DemandColumns:
 
     def wanted(self) -> Floats:
         """Return the whole demand of each cluster by dimension, each sum rounded once."""
-        first, clusters = self.first, range(len(self.clusters))
-        found = np.zeros((len(clusters), self.requests.shape[1]))
-        for c in clusters:
-            here = slice(*first[c : c + 2])
-            requests, counts = self.requests[self.number[here]], self.counts[here]
-            found[c] = counts @ requests
-            if (counts.astype(np.float64) @ requests).max(initial=0.0) >= NO_LIMIT:
-                found[c] = [sum(map(mul, counts.tolist(), column)) for column in requests.T.tolist()]
+        first, sizes = self.first, np.diff(self.first)
+        amounts = self.counts[:, None] * self.requests[self.number]
+        # Sums that leave 64 bits on their way come back, because only their differences are read.
+        sums = np.concatenate((np.zeros((1, amounts.shape[1]), np.int64), np.cumsum(amounts, axis=0)))
+        found: Floats = (sums[first[1:]] - sums[first[:-1]]).astype(np.float64)
+        cluster, sizes_of = np.repeat(np.arange(len(sizes)), sizes), self.requests.astype(np.float64)[self.number]
+        for d in range(found.shape[1]):
+            about = np.bincount(cluster, self.counts * sizes_of[:, d], len(sizes))
+            for c in np.flatnonzero(about >= NO_LIMIT).tolist():
+                here = slice(*first[c : c + 2].tolist())
+                found[c, d] = sum(map(mul, self.counts[here].tolist(), self.requests[self.number[here], d].tolist()))
         return found
 
     def least_from(self) -> Rows:
@@ -123,88 +131,96 @@ class DemandColumns:
         return found
 
 
-def demand_columns(fleet: DecisionState) -> tuple[DemandColumns, list[ClusterState]]:
+def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandColumns, list[ClusterState]]:
     """Return the demand of the clusters that can be credited on columns, and the other clusters."""
-    profiles, orphans = Profiles(fleet), fleet.orphans.keys()
+    profiles = _Profiles.of(fleet, rows.profiles)
+    is_plain = rows.has_pods & (profiles.access >= 0)[rows.profile]
+    if fleet.orphans:
+        keys = fleet.orphans.keys()
+        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in rows.needs], np.bool_)
+    pods = np.diff(firsts(rows.counts)[rows.first])
+    not_plain = np.bincount(rows.cluster[~is_plain], minlength=len(rows.clusters)) > 0
+    not_plain |= np.bincount(rows.cluster, pods, len(rows.clusters)) >= PODS_MAX
     found: list[ClusterState] = []
     others: list[ClusterState] = []
-    for cluster in fleet.clusters.values():
-        is_plain = cluster.id not in fleet.options.targets and _is_plain(cluster, profiles, orphans)
-        (found if is_plain else others).append(cluster)
-    return _columns(fleet, found, profiles), others
+    of_cluster = np.full(len(rows.clusters), -1, np.int64)
+    for number, (name, is_left_out) in enumerate(zip(rows.clusters, not_plain.tolist(), strict=True)):
+        cluster = fleet.clusters.get(name)
+        if cluster is None:
+            continue
+        if is_left_out or name in fleet.options.targets:
+            others.append(cluster)
+        else:
+            of_cluster[number] = len(found)
+            found.append(cluster)
+    return _columns(fleet, rows, profiles, found, of_cluster), others
 
 
-def _is_plain(cluster: ClusterState, profiles: Profiles, orphans: Set[OrphanKey]) -> bool:
-    pods = 0
-    for _, need in cluster.needs:
-        if not has_pods(need) or profiles.numbers(need.profile) is None:
-            return False
-        if orphans and (need.fingerprint, need.group) in orphans:
-            return False
-        for shape in need.shapes:
-            pods += shape.count
-        for shape in need.waiting:
-            pods += shape.count
-    return pods < PODS_MAX
-
-
-def _columns(fleet: DecisionState, clusters: Sequence[ClusterState], profiles: Profiles) -> DemandColumns:
-    given = [row for cluster in clusters for row in cluster.needs]
-    shapes = [shape for _, need in given for shape in ((*need.shapes, *need.waiting) if need.waiting else need.shapes)]
-    running = np.array([len(need.shapes) for _, need in given], np.int64)
-    sizes = running + np.array([len(need.waiting) for _, need in given], np.int64)
+def _columns(
+    fleet: DecisionState,
+    rows: RowsInColumns,
+    profiles: _Profiles,
+    clusters: Sequence[ClusterState],
+    of_cluster: Rows,
+) -> DemandColumns:
+    """Return the demand of some clusters; `of_cluster` has their places by the number of the cluster, -1 for others."""
+    cluster = of_cluster[rows.cluster]
+    given = np.flatnonzero(cluster >= 0)
+    cluster, profile = cluster[given], rows.profile[given]
+    sizes = np.diff(rows.first)[given]
     row = np.repeat(np.arange(len(given)), sizes)
     index = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
-    number, requests, size = _requests(fleet, [tuple(shape.resources.items()) for shape in shapes])
-    said = np.array([profiles.numbers(need.profile) for _, need in given], np.int64).reshape(len(given), 2)
-    cluster = np.repeat(np.arange(len(clusters)), [len(c.needs) for c in clusters])
-    accesses = list(profiles.access)
-    can_host = _can_host(fleet, clusters, accesses, (cluster[row], said[row, 0], number), requests)
+    shape = rows.first[given][row] + index
+    number, requests, size = _requests(fleet, rows, rows.number[shape])
+    access = profiles.access[profile]
+    can_host = _can_host(fleet, clusters, profiles.accesses, (cluster[row], access[row], number), requests)
     groups = np.bincount(cluster[row[can_host]], minlength=len(clusters))
     place = np.argsort(-groups, kind="stable")
     rank = np.zeros(len(clusters), np.int64)
     rank[place] = np.arange(len(clusters))
     # Rows of a cluster stand in list order, which decides between those of equal precedence.
-    order = np.lexsort((profiles.ranks()[said[:, 1]], rank[cluster]))
+    order = stable_order(profiles.rank[profile], rank[cluster])
     new = np.zeros(len(given), np.int64)
     new[order] = np.arange(len(given))
     kept = np.flatnonzero(can_host)
     # Those of equal size stay in the order of their index.
-    kept = kept[np.lexsort((-size[number[kept]], new[row[kept]]))]
-    counts = np.array([shape.count for shape in shapes], np.int64)
-    limits = np.array([shape.max_per_machine or NO_LIMIT for shape in shapes], np.int64)
+    by_size = np.unique(-size, return_inverse=True)[1]
+    kept = kept[stable_order(by_size[number[kept]], new[row[kept]])]
+    of_kept = shape[kept]
     left_out = np.bincount(cluster[row[~can_host]], minlength=len(clusters)) > 0
     return DemandColumns(
         clusters=[clusters[c] for c in place.tolist()],
         has_impossible=left_out[place],
-        needs=[given[at] for at in order.tolist()],
+        positions=rows.positions[given[order]],
+        places=given[order],
+        needs=rows.needs,
         first_row=firsts(np.bincount(rank[cluster], minlength=len(clusters))),
         first_group=firsts(np.bincount(new[row[kept]], minlength=len(given))),
         index=index[kept],
-        counts=counts[kept],
-        limits=limits[kept],
-        is_waiting=(index >= running[row])[kept],
-        access=said[row[kept], 0],
-        accesses=accesses,
+        counts=rows.counts[of_kept],
+        limits=rows.limits[of_kept],
+        is_waiting=(index >= rows.running[given][row])[kept],
+        access=access[row[kept]],
+        accesses=profiles.accesses,
         number=number[kept],
         requests=requests,
     )
 
 
-def firsts(sizes: npt.NDArray[Any]) -> Rows:
-    """Return where each of some consecutive runs begins, and where the last one ends."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
+def _requests(fleet: DecisionState, rows: RowsInColumns, number: Rows) -> tuple[Rows, Rows, Floats]:
+    """Return the number of each request, and by number what one pod requests of each dimension, and its size.
 
-
-def _requests(fleet: DecisionState, resources: Sequence[tuple[tuple[str, int], ...]]) -> tuple[Rows, Rows, Floats]:
-    """Return the number of each request, and by number what one pod requests of each dimension, and its size."""
-    known = {each: number for number, each in enumerate(dict.fromkeys(resources))}
+    `number` has places in the resources of the rows; those that do not occur get no number.
+    """
+    is_there = np.zeros(len(rows.resources), np.bool_)
+    is_there[number] = True
+    known = np.flatnonzero(is_there)
     requests, sizes = np.zeros((len(known), len(fleet.dimensions.names)), np.int64), np.zeros(len(known))
-    for number, each in enumerate(known):
-        request, sizes[number] = fleet.rooms.pod(dict(each))
+    for place, each in enumerate(known.tolist()):
+        request, sizes[place] = fleet.rooms.pod(rows.resources[each])
         for d, milli in request:
-            requests[number, d] = milli
-    return np.array([known[each] for each in resources], np.int64), requests, sizes
+            requests[place, d] = milli
+    return (np.cumsum(is_there) - 1)[number], requests, sizes
 
 
 def _can_host(

@@ -9,7 +9,7 @@ from typing import Final, overload
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columns.objects import example_of, machine_at, resources_of
+from bigfleet.engine.columns.objects import example_of, machine_at, machines_at, resources_of
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot, Vocabulary
 from bigfleet.engine.decision import Options
@@ -262,7 +262,13 @@ class ColumnMachines:
 
     def held_by(self, cluster: str) -> Sequence[Machine]:
         """Return the usable machines that host pods of the cluster, or will, ids ascending."""
-        return [self.at(row) for row in self.held_rows(cluster).tolist()]
+        rows = self.held_rows(cluster).tolist()
+        missing = [row for row in rows if row not in self._made]
+        made = machines_at(self._view, missing, self._resources)
+        self._made.update(zip(missing, made, strict=True))
+        shapes = self._view.columns.shape[missing].tolist()
+        self._shape_of.update(zip([machine.id for machine in made], shapes, strict=True))
+        return [self._made[row] for row in rows]
 
     def orphans(self) -> dict[OrphanKey, list[Machine]]:
         """Return new lists of the usable machines in creation whose cluster is not known, each by id."""

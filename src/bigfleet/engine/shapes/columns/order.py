@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Rows
+from bigfleet.engine.shapes.columns.sorting import stable_order
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.machines import HELD
 from bigfleet.engine.shapes.state import ClusterState
 
-Rows = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-#: Stands for a room without a limit.
-NO_LIMIT: Final = 1 << 62
 #: Numbers that there could be for each one that is looked for, up to which all of them get a place in memory.
 _PLACES_MAX: Final = 8
 
@@ -61,7 +59,7 @@ def hosts_in_order(
     totals = _totals(fleet, clusters, example)
     price = np.array([offer.price_usd_per_hour for offer in machines.vocabulary.offers])
     cost = price[example.offer] * _largest_share(wanted[example.cluster], totals)
-    order = np.argsort(_ranks(example.cluster, example.state, cost, example.keep)[alike], kind="stable")
+    order = stable_order(_ranks(example.cluster, example.state, cost, example.keep)[alike])
     if fleet.options.fullness:
         order = _fuller_first(fleet, machines, hosts, order)
     if fleet.options.leaving:

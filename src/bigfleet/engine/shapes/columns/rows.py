@@ -1,0 +1,125 @@
+"""Reads the rows of a demand into columns, each row and each shape once.
+
+The columns depend on neither machines nor options, so that they hold for as long as the demand is the same.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from bigfleet.engine.shapes.state import PODS
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import DemandShape
+from bigfleet.model.vector import Vector
+
+Rows = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: Stands for a limit that there is not.
+NO_LIMIT: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowsInColumns:
+    """Rows of a demand in list order, and their shapes: those of a row together, waiting ones after the others."""
+
+    needs: Sequence[Need]
+    #: The place of each in the demand, ascending.
+    positions: Rows
+    #: Different profiles, and which of them each row has.
+    profiles: Sequence[Profile]
+    profile: Rows
+    #: Clusters in the order of their first row, and which of them each row is of.
+    clusters: Sequence[str]
+    cluster: Rows
+    #: Whether the row says of which pods it consists.
+    has_pods: Bools
+    #: Where the shapes of each row begin, and where the last ones end; how many of them are not waiting.
+    first: Rows
+    running: Rows
+    #: Of each shape: its pods, the most of them on one machine, and what a pod requests, as a place in `resources`.
+    counts: Rows
+    limits: Rows
+    number: Rows
+    resources: Sequence[Vector]
+    #: Every resource that a row names, names ascending, `pods` last.
+    names: tuple[str, ...]
+
+
+def row_columns(needs: Sequence[Need], positions: Sequence[int] | None = None) -> RowsInColumns:
+    """Read rows, which are in list order; without positions they are the whole demand."""
+    running: list[tuple[DemandShape, ...]] = [need.shapes for need in needs]
+    waiting = [need.waiting for need in needs]
+    is_waiting = any(waiting)
+    given = [a + b for a, b in zip(running, waiting, strict=True)] if is_waiting else running
+    shapes = list(chain.from_iterable(given))
+    # The names, then the amounts: equal only for equal resources that are named in the same order.
+    resources = [shape.resources for shape in shapes]
+    number, distinct = _numbered([(*each, *each.values()) for each in resources])
+    cluster, of_clusters = _numbered([need.cluster for need in needs])
+    profile, of_profiles = _numbered([need.profile.fingerprint for need in needs])
+    sizes = _lengths(given)
+    has_pods = sizes > 0
+    if is_waiting:
+        # Rows of which nothing runs; all of their pods may wait.
+        for place in np.flatnonzero(has_pods & (_lengths(running) == 0)).tolist():
+            has_pods[place] = not needs[place].aggregate
+    limits = np.fromiter([shape.max_per_machine for shape in shapes], np.int64, len(shapes))
+    limits[limits == 0] = NO_LIMIT
+    different = [resources[place] for place in distinct.tolist()]
+    return RowsInColumns(
+        needs=needs,
+        positions=np.arange(len(needs)) if positions is None else np.array(positions, np.int64),
+        profiles=[needs[place].profile for place in of_profiles.tolist()],
+        profile=profile,
+        clusters=[needs[place].cluster for place in of_clusters.tolist()],
+        cluster=cluster,
+        has_pods=has_pods,
+        first=firsts(sizes),
+        running=_lengths(running),
+        counts=np.fromiter([shape.count for shape in shapes], np.int64, len(shapes)),
+        limits=limits,
+        number=number,
+        resources=different,
+        names=_names(needs, different),
+    )
+
+
+def names_of(needs: Sequence[Need]) -> tuple[str, ...]:
+    """Return `RowsInColumns.names` of rows, without reading more of them."""
+    resources = [shape.resources for need in needs for shape in need.shapes]
+    resources += [shape.resources for need in needs if need.waiting for shape in need.waiting]
+    return _names(needs, resources)
+
+
+def _names(needs: Sequence[Need], resources: Iterable[Vector]) -> tuple[str, ...]:
+    names = set().union(*resources, *[need.aggregate for need in needs], *[need.min_unit for need in needs])
+    return (*sorted(names - {PODS}), PODS)
+
+
+def firsts(sizes: npt.NDArray[Any]) -> Rows:
+    """Return where each of some consecutive runs begins, and where the last one ends."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
+
+
+def _lengths(parts: Sequence[Sequence[object]]) -> Rows:
+    return np.fromiter(map(len, parts), np.int64, len(parts))
+
+
+class _Numbers(dict[Hashable, int]):
+    """Numbers values from 0 as they are first asked for."""
+
+    def __missing__(self, value: Hashable) -> int:
+        number = self[value] = len(self)
+        return number
+
+
+def _numbered(values: Sequence[Hashable]) -> tuple[Rows, Rows]:
+    """Return a number for each value, equal for equal ones and ascending by first place; and these places."""
+    numbers = np.fromiter(map(_Numbers().__getitem__, values), np.int64, len(values))
+    return numbers, np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))

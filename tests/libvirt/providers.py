@@ -2,10 +2,11 @@
 
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -62,6 +63,10 @@ class Running:
 
     def machine(self, number: int) -> pb.Machine:
         return self.stub.Get(pb.MachineRef(id=machine_id(number)))
+
+    def ids(self) -> list[str]:
+        """Return the ids of all machines."""
+        return sorted(machine.id for machine in self.stub.List(pb.ListFilter()).machines)
 
     def until(self, number: int, state: str) -> None:
         """Return once a machine rests in a state. Raises AssertionError when it has failed instead."""
@@ -135,17 +140,18 @@ def provider(
     memory: str = BOOTED_MEMORY,
     is_ready: Callable[[str], bool] | None = None,
     program: Sequence[str] = (),
+    host: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[Running]:
     """Serve a provider over the daemon, with a server of nodes that are Ready once their guests joined.
 
-    `program` is run in place of `bigfleet`.
+    `program` is run in place of `bigfleet`; `host` has keys of the host that are not as usual.
     """
     address, kubeconfigs = f"127.0.0.1:{free_port()}", folder / "kubeconfigs"
     kubeconfigs.mkdir(exist_ok=True)
     arguments = (
         "provider",
         "libvirt",
-        *("--hosts", str(hosts_file(daemon, folder, memory=memory)), "--state", str(folder / "s.db")),
+        *("--hosts", str(hosts_file(daemon, folder, memory=memory, **host)), "--state", str(folder / "s.db")),
         *("--addr", address, "--metrics-addr=off", "--transition-timeout=900s", "--reconcile-interval=1s"),
         *(flags or ("--kubeconfig-dir", str(kubeconfigs))),
     )

@@ -117,6 +117,27 @@ def test_a_daemon_that_is_killed_and_comes_back_costs_no_machine(daemon: Libvirt
         assert_one_of_each(daemon, "drain")
 
 
+@pytest.mark.slow
+def test_a_host_that_cannot_be_reached_offers_its_slots_and_the_file_is_read_again_on_sighup(
+    daemon: LibvirtDaemon, tmp_path: Path
+) -> None:
+    flags = ("--kubeconfig-dir", str(tmp_path / "kubeconfigs"))
+    away = {"uri": "qemu+unix:///session?socket=/nowhere"}
+    with provider(daemon, tmp_path, *flags, memory=STUB_MEMORY, host=away) as running:
+        assert len(running.ids()) == 4
+        running.create(0)
+        running.until(0, "FAILED")
+        assert running.machine(0).last_error.startswith("STOCKOUT: host h: qemu+unix:///session?socket=/nowhere: ")
+        hosts = (tmp_path / "hosts.yaml").read_text()
+        (tmp_path / "hosts.yaml").write_text("types: 1")
+        running.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "hosts.load_failed" in running.log.read_text(), running.log.read_text)
+        assert len(running.ids()) == 4
+        (tmp_path / "hosts.yaml").write_text(hosts.replace("cpus: 4", "cpus: 6"))
+        running.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: len(running.ids()) == 6, running.log.read_text)
+
+
 @pytest.mark.long
 def test_a_daemon_that_hangs_is_left_and_found_again(daemon: LibvirtDaemon, tmp_path: Path) -> None:
     with provider(daemon, tmp_path, memory=STUB_MEMORY, is_ready=is_ready) as running:

@@ -285,7 +285,7 @@ class Provider:
         self.driver = LibvirtDriver(
             parse_kvm_hosts(self.body),
             provider="p",
-            bootstrap=BootstrapPlan(by_agent=by_agent, nodes=None if by_agent else self.nodes),
+            bootstrap=BootstrapPlan(by_agent=by_agent, nodes=None if by_agent and nodes is None else self.nodes),
             open_host=self._open,
             clock=clock,
         )

@@ -74,7 +74,7 @@ class MemoryHost:
         self.is_full = False
         self.agent: Callable[[str, str, Mapping[str, Any]], Any] | None = None
         self.obeys_shutdown = True
-        self.starts_fail = False
+        self.writes_fail = False
 
     def _effect(self, name: str, act: Callable[[], T]) -> T:
         number = len(self.effects)
@@ -118,7 +118,7 @@ class MemoryHost:
             if domain.is_active:
                 raise HostError("Domain is already active")
             assert domain.plan is not None
-            if self.starts_fail or domain.plan.overlay not in self.volumes:
+            if domain.plan.overlay not in self.volumes:
                 raise HostError(f"Storage volume not found: {domain.plan.overlay}")
             domain.boots.append(self.volumes[domain.plan.seed])
             domain.is_active = True
@@ -152,8 +152,6 @@ class MemoryHost:
 
     def make_overlay(self, pool: str, name: str, *, image: str, disk_mib: int) -> None:
         def act() -> None:
-            if self.is_full:
-                raise HostFull("No space left on device")
             if image not in self.volumes:
                 raise HostError(f"pool {pool} has no volume {image}")
             assert name not in self.volumes, "libvirt refuses a volume that is there"
@@ -163,6 +161,10 @@ class MemoryHost:
 
     def write_volume(self, pool: str, name: str, content: bytes) -> None:
         def act() -> None:
+            if self.is_full and name not in self.volumes:
+                raise HostFull("No space left on device")
+            if self.writes_fail:
+                raise HostError("Input/output error")
             self.volumes[name] = content
 
         self._effect("write_volume", act)

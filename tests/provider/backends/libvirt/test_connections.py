@@ -65,6 +65,7 @@ async def test_a_job_that_was_given_up_before_it_began_is_never_run() -> None:
     second = asyncio.create_task(threads.call(lambda _hypervisor: ran.append(1)))
     await asyncio.sleep(0.01)
     second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
     hang.set()
     await first
     await threads.call(lambda _hypervisor: None)

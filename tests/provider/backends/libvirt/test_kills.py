@@ -99,6 +99,10 @@ async def test_an_operation_killed_at_an_effect_is_carried_on_and_leaves_one_of_
     overlays = [] if verb == "drain" else [overlay_name(name)]
     assert host.leftovers == sorted([*overlays, seed_name(name)])
     assert host.only.is_active == (verb != "drain")
+    if verb == "configure":
+        # Once it was started for the operation it is not started a second time.
+        was_started = number > EFFECTS[verb].index("start") or (EFFECTS[verb][number] == "start" and is_after)
+        assert len(host.only.boots) == 2 or not was_started
     await second.core.stop()
 
 

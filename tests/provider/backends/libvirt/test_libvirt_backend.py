@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bigfleet.model.states import MachineState
+from bigfleet.provider.backends.libvirt.domain_steps import Guest, discard_leftovers
 from bigfleet.provider.backends.libvirt.hosts_file import parse_kvm_hosts
+from bigfleet.provider.backends.libvirt.hypervisor import DomainRecord
 from bigfleet.provider.backends.libvirt.names import domain_name, overlay_name, seed_name
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.testing import ConformanceProfile, certify
@@ -14,6 +16,7 @@ from tests.provider.backends.libvirt.memory_host import (
     IMAGE,
     RECONCILE_SECONDS,
     MemoryDomain,
+    MemoryHost,
     Nodes,
     Provider,
     document,
@@ -86,6 +89,14 @@ async def test_domains_of_others_take_room_and_are_neither_listed_nor_touched() 
     assert len(await provider.ids(S.SPECULATIVE)) == 4
 
 
+async def test_machines_of_another_provider_take_room_as_well() -> None:
+    provider, other = Provider(), "q/z/h/small/000"
+    record = DomainRecord(machine_id=other, operation_id="op-1", provider="q")
+    provider.host.domains_by_name[domain_name(other)] = MemoryDomain("u", 2, 4096, record)
+    await provider.start()
+    assert await provider.ids() == [LARGE, SMALL, "p/z/h/small/001"]
+
+
 async def test_another_hosts_file_moves_slots_and_leaves_machines() -> None:
     provider = await Provider(document(a={}, b={})).start()
     await provider.create("p/z/a/small/000")
@@ -149,6 +160,16 @@ async def test_a_host_that_is_down_or_full_is_a_stockout_and_other_hosts_go_on(t
     assert await state_of(provider.core, "p/z/b/small/000") is S.IDLE
 
 
+async def test_volumes_that_a_create_needs_are_not_taken_for_leftovers() -> None:
+    host = MemoryHost()
+    guest = Guest(machine_id=SMALL, provider="p", pool="default", image=IMAGE, disk_mib=1)
+    host.volumes[guest.overlay] = host.volumes[guest.seed] = b""
+    discard_leftovers(host, guest, lambda: True)
+    assert host.leftovers == sorted([guest.overlay, guest.seed])
+    discard_leftovers(host, guest, lambda: False)
+    assert host.leftovers == []
+
+
 async def test_a_full_host_recovers_by_itself_and_leaves_no_volume_behind() -> None:
     provider = await Provider(options=CoreOptions(is_inline=True, failed_hold_seconds=60.0)).start()
     provider.host.is_full = True
@@ -184,6 +205,21 @@ async def test_a_configured_machine_booted_first_into_its_cluster_and_its_bootst
     assert instance in seed
 
 
+async def test_a_machine_is_configured_only_after_its_bootstrap_data_was_removed() -> None:
+    nodes = Nodes()
+    nodes.are_ready = False
+    provider = await Provider(nodes=nodes).start()
+    await provider.create(SMALL)
+    await provider.configure(SMALL, blob=BLOB)
+    nodes.are_ready, provider.host.writes_fail = True, True
+    await asyncio.sleep(60)
+    assert await state_of(provider.core, SMALL) is S.CONFIGURING
+    provider.host.writes_fail = False
+    await asyncio.sleep(5)
+    assert await state_of(provider.core, SMALL) is S.CONFIGURED
+    assert not provider.host.holds(BLOB)
+
+
 async def test_each_binding_has_a_node_name_of_its_own() -> None:
     provider = await Provider().start()
     await provider.create(SMALL)
@@ -202,6 +238,10 @@ async def test_a_node_that_never_gets_ready_fails_the_configure_and_the_bootstra
     provider = await Provider(nodes=nodes).start()
     await provider.create(SMALL)
     await provider.configure(SMALL, blob=BLOB)
+    # Something else on the host is looked after meanwhile.
+    await provider.create("p/z/h/small/001")
+    await provider.core.delete("p/z/h/small/001")
+    await asyncio.sleep(passes(3))
     assert await state_of(provider.core, SMALL) is S.CONFIGURING
     assert provider.host.holds(BLOB)
     await asyncio.sleep(320)

@@ -20,9 +20,9 @@ import pytest
 from tests.patience import wait_until
 
 REQUIRED_VARIABLE: Final = "BIGFLEET_REQUIRE_LIBVIRT"
-#: The packages of Debian that tests with guests need beside the binding.
+#: The packages of Debian that tests with guests need, apart from the binding.
 PROGRAMS: Final = ("libvirtd", "virtlogd", "qemu-img", "qemu-system-x86_64", "qemu-ga", "busybox", "syslinux", "mcopy")
-NOBODY: Final = 65534
+UNPRIVILEGED_ID: Final = 65534
 POOL: Final = "machines"
 IMAGE: Final = "guest.raw"
 
@@ -94,8 +94,8 @@ class LibvirtDaemon:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                user=NOBODY if is_root else None,
-                group=NOBODY if is_root else None,
+                user=UNPRIVILEGED_ID if is_root else None,
+                group=UNPRIVILEGED_ID if is_root else None,
                 extra_groups=[] if is_root else None,
             )
         wait_until(lambda: self._answers(), lambda: (self.directory / "daemon.log").read_text())
@@ -103,7 +103,7 @@ class LibvirtDaemon:
     def give(self, path: Path) -> None:
         """Make the daemon's user the owner of a path."""
         if os.geteuid() == 0:
-            os.chown(path, NOBODY, NOBODY)
+            os.chown(path, UNPRIVILEGED_ID, UNPRIVILEGED_ID)
 
     def _answers(self) -> bool:
         import libvirt
@@ -149,7 +149,7 @@ class LibvirtDaemon:
         return names
 
     def volumes(self) -> list[str]:
-        """Return the files of the pool beside the image."""
+        """Return the files of the pool except the image."""
         return sorted(path.name for path in self.pool_directory.iterdir() if path.name != IMAGE)
 
     def console(self, domain: str) -> str:

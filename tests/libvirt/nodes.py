@@ -1,4 +1,4 @@
-"""An API server that knows nodes alone: one is Ready when the guest of its name said on its console that it joined."""
+"""An API server for nodes: one is Ready when the console of its guest shows that it joined."""
 
 import json
 import threading

@@ -79,7 +79,7 @@ class Running:
         wait_until(is_there, self.log.read_text, poll_seconds=0.2)
 
     def is_over(self, number: int, state: str) -> bool:
-        """Say whether a machine rests in a state, or the provider was killed."""
+        """Return whether a machine rests in a state, or the provider was killed."""
         try:
             return self.state(number) == state
         except grpc.RpcError:
@@ -87,7 +87,7 @@ class Running:
             return True
 
     def was_killed(self) -> bool:
-        """Say whether the provider was killed."""
+        """Return whether the provider was killed."""
         return self.process.poll() == -signal.SIGKILL
 
     def create(self, number: int) -> None:
@@ -111,10 +111,10 @@ class Running:
             getattr(self, verb)(0)
 
 
-def hosts_file(daemon: LibvirtDaemon, folder: Path, *, memory: str, **host: Any) -> Path:
+def hosts_file(daemon: LibvirtDaemon, folder: Path, *, guest_memory: str, **host: Any) -> Path:
     """Write a hosts file with the daemon as its one host."""
     defaults = {**HOSTS["defaults"], "console_log_dir": str(daemon.console_directory)}
-    types = {"small": {**HOSTS["types"]["small"], "memory": memory}}
+    types = {"small": {**HOSTS["types"]["small"], "memory": guest_memory}}
     hosts = [{**HOSTS["hosts"][0], "uri": daemon.uri, **host}]
     path = folder / "hosts.yaml"
     path.write_text(yaml.safe_dump({"defaults": defaults, "types": types, "hosts": hosts}))
@@ -127,7 +127,7 @@ def last_boot(daemon: LibvirtDaemon, domain: str) -> str:
 
 
 def has_joined(daemon: LibvirtDaemon, node: str) -> bool:
-    """Say whether the guest with the host name of a node said, in its last boot, that it joined."""
+    """Return whether the guest of a node wrote to its console, since its last boot, that it joined."""
     text = last_boot(daemon, node.rpartition("-")[0])
     return f"host={node}\n" in text and "BF-JOIN" in text
 
@@ -151,7 +151,7 @@ def provider(
     arguments = (
         "provider",
         "libvirt",
-        *("--hosts", str(hosts_file(daemon, folder, memory=memory, **host)), "--state", str(folder / "s.db")),
+        *("--hosts", str(hosts_file(daemon, folder, guest_memory=memory, **host)), "--state", str(folder / "s.db")),
         *("--addr", address, "--metrics-addr=off", "--transition-timeout=900s", "--reconcile-interval=1s"),
         *(flags or ("--kubeconfig-dir", str(kubeconfigs))),
     )

@@ -193,7 +193,7 @@ def test_a_full_pool_is_a_stockout_and_leaves_nothing_behind(daemon: LibvirtDaem
 @pytest.mark.long
 def test_the_provider_is_certified_on_stub_guests(daemon: LibvirtDaemon, tmp_path: Path) -> None:
     room = {"cpus": 400, "memory": "64Gi", "disk": "100Gi"}
-    hosts = hosts_file(daemon, tmp_path, memory=STUB_MEMORY, **room)
+    hosts = hosts_file(daemon, tmp_path, guest_memory=STUB_MEMORY, **room)
     served = [sys.executable, "-m", "tests.libvirt.certified_provider", "provider", "libvirt"]
     flags = f"--hosts {hosts} --kubeconfig-dir {tmp_path} --metrics-addr off --addr {{addr}} --state {{state}}"
     fault = f"{shlex.join(bigfleet('provider', 'fault', '--metrics-addr', 'off'))} --seed-count {{seeds}}"

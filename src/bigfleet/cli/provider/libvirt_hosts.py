@@ -29,7 +29,7 @@ AGENT = "agent"
 
 
 class LibvirtFlags(NamedTuple):
-    """What is asked beside the flags of every provider."""
+    """The command's own flags."""
 
     hosts_path: Path
     by_agent: bool

@@ -188,7 +188,7 @@ class MemoryHost:
 
     @property
     def leftovers(self) -> list[str]:
-        """Volumes beside the image."""
+        """Volumes except the image."""
         return sorted(self.volumes.keys() - {IMAGE})
 
     @property

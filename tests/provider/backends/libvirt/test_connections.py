@@ -1,4 +1,4 @@
-"""Jobs on hosts: in order on one host, beside each other on several, and again after a connection broke."""
+"""Jobs on hosts: in order on one host, in parallel on several, and again after a connection broke."""
 
 import asyncio
 import threading

@@ -39,7 +39,7 @@ class Guest:
             raise AgentSilent("QEMU guest agent is not connected")
         if command == "guest-file-open":
             assert (arguments["path"], arguments["mode"]) == (BLOB_PATH, "w")
-            assert arguments["path"] in self.files, "the file was made for root alone before it was filled"
+            assert arguments["path"] in self.files, "the file was made with mode 0600 before it was filled"
             self.open[1] = arguments["path"]
             self.files[BLOB_PATH] = b""
             return 1

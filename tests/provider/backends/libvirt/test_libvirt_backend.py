@@ -31,7 +31,7 @@ BLOB = b"#cloud-config: token 0123456789abcdef"
 
 
 def passes(count: int = 1) -> float:
-    """Return the seconds after which so many inventories were read, whatever their jitter."""
+    """Return the seconds after which so many inventories were read, with any jitter."""
     return RECONCILE_SECONDS * 1.25 * count
 
 

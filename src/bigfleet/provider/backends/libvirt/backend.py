@@ -1,7 +1,7 @@
 """Implements the backend over hosts that run libvirt: slots that share room, guests that are watched.
 
 docs/spec/libvirt-provider.md. Slots and rooms are those of partitioned hosts (docs/spec/provider.md §22) with one host
-in each group. Beside that it restarts guests that stopped, reports domains that were removed by others, and removes
+in each group. It also restarts guests that stopped, reports domains that were removed by others, and removes
 bootstrap data that no Configure needs any more. It must never act on a machine with an operation in flight.
 """
 
@@ -224,7 +224,7 @@ class LibvirtBackend:
             woken.clear()
 
     async def _round(self, host: str, feed: Feed) -> None:
-        """Look after the machines of one host. A host that hangs holds up its own round alone."""
+        """Look after the machines of one host. A host that hangs holds up only its own round."""
         try:
             for machine_id in [each for each in self._changed if host_of(each) == host]:
                 self._changed.discard(machine_id)

@@ -43,7 +43,7 @@ class HostCalls(Protocol):
         ...
 
     async def call_agent(self, job: Job[T]) -> T:
-        """Run a job that waits for a guest, beside the others. Raises HostDown, and what the job raises."""
+        """Run a job that waits for a guest, in parallel to the others. Raises HostDown, and what the job raises."""
         ...
 
     def close(self) -> None:

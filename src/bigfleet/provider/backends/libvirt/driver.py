@@ -74,7 +74,7 @@ class BootstrapPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLook:
-    """What one host said of its domains."""
+    """The domains of one host, ours and those of others."""
 
     #: By machine id.
     ours: Mapping[str, DomainFacts]
@@ -104,7 +104,7 @@ class LibvirtDriver:
         self._calls: dict[str, tuple[str, HostCalls]] = {}
         #: Hosts that did not answer when they were last asked for their domains, and why.
         self.unread: dict[str, str] = {}
-        #: Called with what each host said that answered, before the inventory is returned.
+        #: Called with the domains of each host that answered, before the inventory is returned.
         self.on_look: Callable[[Mapping[str, HostLook]], None] = lambda _looks: None
 
     # ---- hosts -------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class DomainPlan:
 
 
 class Hypervisor(Protocol):
-    """One host's libvirt. Every method may raise HostDown, and HostError for whatever else fails."""
+    """One host's libvirt. Every method may raise HostDown, and HostError for any other failure."""
 
     def domains(self) -> Sequence[DomainFacts]:
         """Return every domain of the host, those of others included."""

@@ -191,6 +191,8 @@ def test_a_full_pool_is_a_stockout_and_leaves_nothing_behind(daemon: LibvirtDaem
 
 
 @pytest.mark.long
+# Ten minutes on a busy machine: each Create and Delete is one of a real domain.
+@pytest.mark.timeout(CERTIFY_SECONDS_MAX)
 def test_the_provider_is_certified_on_stub_guests(daemon: LibvirtDaemon, tmp_path: Path) -> None:
     room = {"cpus": 400, "memory": "64Gi", "disk": "100Gi"}
     hosts = hosts_file(daemon, tmp_path, guest_memory=STUB_MEMORY, **room)

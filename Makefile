@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm image image-lock kubernetes-demo soak fuzz lint types format bench proto docs sbom audit lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm image image-lock kubernetes-demo soak fuzz lint types format libvirt bench proto docs sbom audit lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,18 @@ $(FUZZING): requirements-fuzz.lock $(STAMP)
 fuzz: $(FUZZING) ## fuzz the readers of input from outside, guided by coverage: make fuzz FOR=10m ARGS="--only pod --keep"
 	@$(BIN)/python -m tests.fuzzing --for $(FOR) $(ARGS)
 
+# It has no wheel: it is built with libvirt-dev, pkg-config and a C compiler. The tests with real domains also need Debian's
+# libvirt-daemon-system, qemu-system-x86, qemu-utils, qemu-guest-agent, linux-image-cloud-amd64, busybox-static, syslinux and mtools.
+LIBVIRT := $(VENV)/.libvirt
+$(LIBVIRT): requirements-libvirt.lock $(STAMP)
+	@pkg-config --exists libvirt || { echo "libvirt-dev and pkg-config are missing: apt-get install libvirt-dev pkg-config gcc python3-dev"; exit 1; }
+	@$(if $(UV),\
+	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $<,\
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
+	@touch $@
+
+libvirt: $(LIBVIRT) ## build libvirt's Python binding, with which the tests of real virtual machines run
+
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -141,6 +153,7 @@ lock: ## resolve the versions again (needs uv)
 	  --output-file requirements.lock
 	$(COMPILE) --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
 	$(COMPILE) --upgrade --group pyproject.toml:fuzz --output-file requirements-fuzz.lock
+	$(COMPILE) --upgrade --group pyproject.toml:libvirt --output-file requirements-libvirt.lock
 	$(COMPILE) --upgrade --group pyproject.toml:supply --output-file requirements-supply.lock
 
 # Tools that build the site or look at the lock file: nothing that builds or runs BigFleet needs them.

@@ -77,9 +77,18 @@ def wait_until_serving(
 def serving(
     address: str, log: Path, *arguments: str, credentials: grpc.ChannelCredentials | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command while the context lasts, from the moment its gRPC address serves; then stop it in order."""
+    """Run a command of bigfleet while the context lasts, as `serving_command` does."""
+    with serving_command(address, log, bigfleet(*arguments), credentials=credentials) as process:
+        yield process
+
+
+@contextmanager
+def serving_command(
+    address: str, log: Path, command: list[str], *, credentials: grpc.ChannelCredentials | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program while the context lasts, from the moment its gRPC address serves; then stop it in order."""
     with log.open("ab") as output:
-        process = subprocess.Popen(bigfleet(*arguments), stdout=output, stderr=output)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         wait_until_serving(address, process, log, credentials)
         yield process

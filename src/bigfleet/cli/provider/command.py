@@ -18,6 +18,7 @@ from bigfleet.cli.provider.backup import backup
 from bigfleet.cli.provider.exec_program import exec_program
 from bigfleet.cli.provider.fault import fault
 from bigfleet.cli.provider.flags import ProviderCommand, ProviderFlags, provider_command
+from bigfleet.cli.provider.libvirt_hosts import libvirt_hosts
 from bigfleet.cli.provider.new import new
 from bigfleet.cli.provider.partitioned import partitioned
 from bigfleet.cli.provider.serve import serve
@@ -28,6 +29,7 @@ app.add_typer(admin_app, name="admin")
 app.command(cls=SwitchCommand)(backup)
 app.command("exec", cls=ProviderCommand)(exec_program)
 app.command(cls=ProviderCommand)(fault)
+app.command("libvirt", cls=ProviderCommand)(libvirt_hosts)
 app.command(cls=SwitchCommand)(new)
 app.command(cls=ProviderCommand)(partitioned)
 

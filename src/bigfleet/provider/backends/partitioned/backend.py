@@ -362,9 +362,11 @@ class PartitionedBackend:
     def _stray(self, seen: Standing) -> tuple[str, Slot] | None:
         """Return machine and slot of an instance that has one of our names and no machine in use."""
         for prefix, line in self.fleet.lines.items():
-            tail = seen.instance.removeprefix(line.instance_prefix)
-            parts = split_id(f"{prefix}{tail}") if tail != seen.instance else None
-            if parts is not None and self.fleet.hosts[seen.host].group == line.group:
+            name, start = (seen.machine_id, prefix) if seen.machine_id else (seen.instance, line.instance_prefix)
+            tail = name.removeprefix(start)
+            parts = split_id(f"{prefix}{tail}") if tail != name else None
+            # A prefix may begin with another one.
+            if parts is not None and parts[0] == prefix and self.fleet.hosts[seen.host].group == line.group:
                 machine_id = f"{prefix}{tail}"
                 if machine_id in self._leases:
                     return None

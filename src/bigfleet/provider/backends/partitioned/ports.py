@@ -156,6 +156,8 @@ class Standing:
     host: str
     instance: str
     node_name: str = ""
+    #: The machine that it stands for, when the instance itself says so; else its name does.
+    machine_id: str = ""
 
 
 class Driver(Protocol):

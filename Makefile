@@ -62,8 +62,9 @@ test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
 
 # Three workers more than cores: a worker waits for processes half of the time, and with one more than two cores a quarter
 # of the processor time was not used. Without Prometheus the tests of its alerts are skipped, unless
-# BIGFLEET_REQUIRE_PROMETHEUS=1.
+# BIGFLEET_REQUIRE_PROMETHEUS=1. Guests that QEMU emulates boot for minutes beside other tests.
 test-slow: export BIGFLEET_HYPOTHESIS_EXAMPLES ?= 500
+test-slow: export BIGFLEET_TEST_PATIENCE_SECONDS ?= 600
 test-slow: kernels ## run the slow tests, real processes killed and certified: make test-slow WORLD_SEEDS=200
 	@BIGFLEET_WORLD_SEEDS=$(WORLD_SEEDS) $(BIN)/python -m pytest -n $$(($$(nproc) + 3)) --dist worksteal -m "slow and not long and not kubernetes" $(ARGS)
 

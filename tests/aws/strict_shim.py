@@ -141,6 +141,8 @@ class StrictShim:
                     _backend().terminate_instances([instance.id])
             elif what == "fault":
                 self.state.faults.append(Fault(**asked))
+            elif what == "disarm":
+                self.state.faults.clear()
             elif what == "invisible":
                 self.state.invisible_looks = asked["looks"]
             elif what == "stalled":

@@ -76,6 +76,7 @@ class MemoryEc2:
     #: Exit code of the agents, None while they do not answer.
     exit_code: int | None = 0
     roots: dict[str, str] = field(default_factory=dict)
+    root_state: str = "succeeded"
     requests: list[Mapping[str, Any]] = field(default_factory=list)
     _looks: Counter[str] = field(default_factory=Counter)
 
@@ -171,7 +172,7 @@ class MemoryEc2:
 
     async def root_replacements(self, ids: Sequence[str]) -> Mapping[str, str]:
         await self._begin("DescribeReplaceRootVolumeTasks")
-        return {each: "succeeded" for each in ids if each in self.roots}
+        return {each: self.root_state for each in ids if each in self.roots}
 
     async def spot_prices(self, instance_types: Sequence[str], since_unix_seconds: float) -> Sequence[SpotPrice]:
         await self._begin("DescribeSpotPriceHistory")
@@ -236,7 +237,7 @@ def make_backend(
     *offerings: Mapping[str, object],
     objects: MemoryObjects | None = None,
     advised: dict[str, float] | None = None,
-    prices_path: Path | None = None,
+    queue: MemoryQueue | None = None,
     **settings: Any,
 ) -> AwsBackend:
     """Return a backend over memory, with these offerings or one of four machines."""
@@ -247,10 +248,11 @@ def make_backend(
     backend = AwsBackend(
         ec2,
         Channel(ec2, ec2.objects, ec2.clock, prefix="p", interval_seconds=5.0),
-        AwsPrices(ec2, ec2, ec2.clock, region="us-east-1", path=prices_path),
+        AwsPrices(ec2, ec2, ec2.clock, region="us-east-1", path=None),
         Interruptions(ec2.clock, advised),
         settings=AwsSettings(provider="aws", node_role="nodes", user_data="#!/bin/sh\n", **settings),
         clock=ec2.clock,
+        queue=queue,
     )
     backend.set_offerings(read_aws_offerings(path, "aws"))
     return backend

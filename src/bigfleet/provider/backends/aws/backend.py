@@ -13,8 +13,9 @@ from typing import Final
 import structlog
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.states import CapacityType
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import (
+    Admission,
     Found,
     FoundKind,
     Host,
@@ -25,6 +26,7 @@ from bigfleet.provider.backend import (
     MachineView,
     Op,
     PartialFacts,
+    Refusal,
     Slot,
     Stockout,
     Transient,
@@ -43,6 +45,9 @@ from bigfleet.provider.backends.aws.errors import (
 )
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.inventory import (
+    LABEL_RESET,
+    LEFT_AS_IT_IS,
+    REIMAGE,
     capacity_type_of_instance,
     facts,
     instance_of,
@@ -78,13 +83,12 @@ POLL_SECONDS: Final = 5.0
 #: How long after its grace a Drain waits for the agent, and what it leaves for the reset.
 DRAIN_EXTRA_SECONDS: Final = 60.0
 RESET_SECONDS: Final = 180.0
+RESERVE_SECONDS: Final = 5.0
 
 REPLACE_ROOT: Final = "replace-root"
 NONE: Final = "none"
 DELETE_ONLY: Final = "delete-only"
 RESETS: Final = (REPLACE_ROOT, NONE, DELETE_ONLY)
-#: What a Drain leaves on machines: `reimage` is nothing, `none` is everything.
-LABEL_RESET: Final = "bigfleet.dev/reset"
 _TASK_RUNS: Final = frozenset({"pending", "in-progress", "failing"})
 _TASK_SUCCEEDED: Final = "succeeded"
 _CLOUD_CONFIG: Final = b"#cloud-config"
@@ -210,7 +214,7 @@ class AwsBackend:
             replace(
                 offering.offering.template,
                 price_usd_per_hour=usd,
-                labels={**offering.offering.template.labels, LABEL_RESET: self._leaves(offering.capacity_type)},
+                labels={**offering.offering.template.labels, LABEL_RESET: self._leaves()},
             ),
             offering.interruption_probability,
         )
@@ -221,11 +225,8 @@ class AwsBackend:
         learned = self._interruptions.probability(slot.instance_type, slot.zone)
         return replace(slot, interruption_probability=learned if declared is None else declared)
 
-    def _leaves(self, capacity_type: CapacityType) -> str:
-        return "reimage" if self._replaces_root(capacity_type) else "none"
-
-    def _replaces_root(self, capacity_type: CapacityType) -> bool:
-        return self.settings.reset == REPLACE_ROOT and capacity_type is not CapacityType.SPOT
+    def _leaves(self) -> str:
+        return REIMAGE if self.settings.reset == REPLACE_ROOT else LEFT_AS_IT_IS
 
     def _describe_unoffered(self, instance: Ec2Instance) -> Slot:
         """Return the facts of an instance whose slot is no longer on offer, or never was."""
@@ -242,7 +243,7 @@ class AwsBackend:
             capacity_type=capacity_type,
             resources=MappingProxyType({}) if known is None else known.machine.resources,
             allocatable=MappingProxyType({}) if known is None else known.machine.allocatable,
-            labels={LABEL_RESET: self._leaves(capacity_type)} if known is None else known.machine.labels,
+            labels={LABEL_RESET: self._leaves()} if known is None else known.machine.labels,
             price_usd_per_hour=usd,
         )
         return self._with_risk(slot, None)
@@ -338,10 +339,8 @@ class AwsBackend:
         if blob.startswith(_CLOUD_CONFIG):
             raise AwsRefused("the bootstrap data is #cloud-config; use a template that is a script, such as *.sh.j2")
         instance = await self._host(machine)
-        former = instance.tags.get(TAG_FORMER_CLUSTER, "")
-        if former and (self.settings.reset != NONE or former != cluster):
-            advice = "delete the machine" if self.settings.reset != NONE else f"it can only return to {former}"
-            raise AwsRefused(f"{instance.id} served {former} and was not reset: {advice}")
+        if refusal := self._reuse_fault(instance, cluster):
+            raise AwsRefused(refusal)
         try:
             answer = await self._channel.configure(instance.id, cluster, blob, op.id)
         except LaunchFault as fault:
@@ -368,8 +367,8 @@ class AwsBackend:
         """Order the drain, then reset the instance as `--reset` says; the cluster's tag goes last."""
         instance = await self._host(machine)
         left_seconds = op.deadline_monotonic_seconds - self._clock.monotonic_seconds()
-        replaces_root = self._replaces_root(machine.capacity_type)
-        reserve_seconds = min(RESET_SECONDS, left_seconds / 2) if replaces_root else min(5.0, left_seconds / 2)
+        replaces_root = self.settings.reset == REPLACE_ROOT
+        reserve_seconds = min(RESET_SECONDS if replaces_root else RESERVE_SECONDS, left_seconds / 2)
         wait_seconds = min(grace_seconds + DRAIN_EXTRA_SECONDS, left_seconds - reserve_seconds)
         try:
             is_done = TAG_CLUSTER not in instance.tags or await self._channel.drain(
@@ -379,27 +378,55 @@ class AwsBackend:
                 raise AwsRefused(f"the agent of {instance.id} did not drain it in {wait_seconds:.0f} s")
             if not is_done:
                 _log.warning("aws.drain_not_answered", machine_id=machine.id, instance=instance.id)
-            if replaces_root:
-                await self._replace_root(instance.id, op)
-            elif TAG_CLUSTER in instance.tags:
+            tags = dict(instance.tags)
+            if not (replaces_root and await self._is_root_replaced(instance.id, op)) and TAG_CLUSTER in tags:
+                tags[TAG_FORMER_CLUSTER] = machine.cluster
                 await self._ec2.add_tags(instance.id, {TAG_FORMER_CLUSTER: machine.cluster})
-            await self._ec2.remove_tags(instance.id, [TAG_CONFIGURE, TAG_DRAIN])
+            # An order without an answer stays: the instance may still be in its cluster.
+            orders = [TAG_CONFIGURE, TAG_DRAIN] if is_done or replaces_root else [TAG_CONFIGURE]
+            await self._ec2.remove_tags(instance.id, orders)
             await self._ec2.remove_tags(instance.id, [TAG_CLUSTER])
         except AwsError as error:
             raise raised(error) from error
+        rest = {key: value for key, value in tags.items() if key not in (*orders, TAG_CLUSTER)}
+        self._seen[instance.id] = replace(instance, tags=rest)
 
-    async def _replace_root(self, instance_id: str, op: Op) -> None:
-        """Give the instance a new root volume from its image, and wait until it is there."""
+    async def _is_root_replaced(self, instance_id: str, op: Op) -> bool:
+        """Give the instance a new root volume from its image, and wait until it is there; False if EC2 cannot."""
         # Its agent starts anew and must find no order of the former cluster.
         await self._ec2.remove_tags(instance_id, [TAG_CONFIGURE, TAG_DRAIN])
-        task = await self._ec2.replace_root(instance_id, op.id)
+        try:
+            task = await self._ec2.replace_root(instance_id, op.id)
+        except AwsError as error:
+            if meaning_of(error) is Meaning.TRANSIENT:
+                raise
+            _log.error("aws.root_not_replaced", instance=instance_id, error=str(error), advice="it has to be deleted")
+            return False
         while True:
             state = (await self._ec2.root_replacements([task])).get(task, "pending")
             if state == _TASK_SUCCEEDED:
-                return
+                return True
             if state not in _TASK_RUNS:
                 raise AwsRefused(f"the root volume of {instance_id} was not replaced: {task} is {state}")
             await self._clock.sleep(self.settings.poll_seconds)
+
+    def _reuse_fault(self, instance: Ec2Instance, cluster: str | None) -> str:
+        """Return why an instance cannot be configured for a cluster, "" when it can; None is any cluster."""
+        former = instance.tags.get(TAG_FORMER_CLUSTER, "")
+        if not former or (self.settings.reset == NONE and cluster in (former, None)):
+            return ""
+        advice = f"it can only return to {former}" if self.settings.reset == NONE else "delete the machine"
+        return f"{instance.id} served {former} and was not reset: {advice}"
+
+    def admit(self, machine: MachineView, kind: Kind) -> Admission | Refusal:
+        """Refuse to configure an instance that no cluster may have any more; it stays IDLE and can be deleted."""
+        instance = self._seen.get(machine.host.ref)
+        fault = self._reuse_fault(instance, None) if instance is not None and kind is Kind.CONFIGURE else ""
+        return Refusal(fault) if fault else Admission()
+
+    def settle(self, machine: MachineView, reached: MachineState) -> Admission:
+        """Add nothing: slots do not share room."""
+        return Admission()
 
     async def _host(self, machine: MachineView) -> Ec2Instance:
         instance = await self._translated(self._instances.ask(machine.host.ref))
@@ -427,7 +454,7 @@ class AwsBackend:
             raise raised(error) from error
 
     async def adopt(self, machine: MachineView) -> Found:
-        """Say what instance a failed machine has. Only one that was never configured is clean."""
+        """Say what instance a failed machine has. It is clean without an order that a cluster's agent may have seen."""
         await self._describes.take()
         try:
             instances = await self._ec2.describe({f"tag:{TAG_MACHINE}": [machine.id]})
@@ -437,9 +464,7 @@ class AwsBackend:
         if instance is None:
             return Found(kind=FoundKind.NO_HOST)
         host = Host(ref=instance.id, node_name=instance.private_dns)
-        is_clean = (
-            instance.state == RUNNING and not {TAG_CLUSTER, TAG_CONFIGURE, TAG_FORMER_CLUSTER} & instance.tags.keys()
-        )
+        is_clean = instance.state == RUNNING and not {TAG_CLUSTER, TAG_CONFIGURE, TAG_DRAIN} & instance.tags.keys()
         return Found(kind=FoundKind.CLEAN if is_clean else FoundKind.DIRTY, host=host)
 
     # ---- shared calls --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from bigfleet.provider.backends.aws.launch import TAG_CLUSTER, TAG_CONFIGURE, TA
 _log = structlog.get_logger("bigfleet.provider.backends.aws.channel")
 
 _NODE_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+_EXIT_CODE: Final = re.compile(r"[0-9]{1,3}")
 #: An answer is an exit code and a node name; what is longer is none.
 ANSWER_BYTES_MAX: Final = 1024
 
@@ -81,7 +82,7 @@ class Channel:
         if content is None:
             return None
         lines = content.decode("utf-8", "replace").split("\n")
-        if not lines[0].isascii() or not lines[0].isdigit() or int(lines[0]) > 255:
+        if not _EXIT_CODE.fullmatch(lines[0]) or int(lines[0]) > 255:
             raise AwsRefused(f"the answer of {instance_id} does not begin with an exit code")
         name = lines[1] if len(lines) > 1 else ""
         return AgentAnswer(int(lines[0]), name if _NODE_NAME.fullmatch(name) else "")

@@ -124,7 +124,7 @@ class StrictShim:
         try:
             return self._serve(call, start_response)
         except Refused as refused:
-            return _refusal(start_response, refused)
+            return _refusal(start_response, refused, call.service)
         except Dropped:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
             return []
@@ -407,9 +407,10 @@ def _xml(answer: _Captured, action: str, body: str) -> bytes:
     return f'<{action}Response xmlns="{NAMESPACE}">{inner}</{action}Response>'.encode()
 
 
-def _refusal(start_response: Callable[..., Any], refused: Refused) -> Iterable[bytes]:
+def _refusal(start_response: Callable[..., Any], refused: Refused, service: str) -> Iterable[bytes]:
     error = f"<Error><Code>{refused.code}</Code><Message>{refused.message}</Message></Error>"
-    content = f"<Response><Errors>{error}</Errors><RequestID>shim</RequestID></Response>".encode()
+    whole = f"<Response><Errors>{error}</Errors><RequestID>shim</RequestID></Response>"
+    content = (error if service == "s3" else whole).encode()
     start_response(f"{refused.status} Refused", [("Content-Type", "text/xml"), ("Content-Length", str(len(content)))])
     return [content]
 

@@ -18,7 +18,7 @@ from bigfleet.provider.backends.aws.interruptions import (
 )
 from bigfleet.provider.backends.aws.prices import AwsPrices
 from bigfleet.sim.kernel.virtual_time import LoopClock
-from tests.provider.backends.aws.memory_aws import TYPE, ZONE, MemoryEc2, refused
+from tests.provider.backends.aws.memory_aws import TYPE, ZONE, MemoryEc2, dropped, refused
 
 pytestmark = pytest.mark.virtual_time
 
@@ -64,6 +64,13 @@ async def test_prices_are_asked_for_when_they_are_due(ec2: MemoryEc2) -> None:
         await ec2.clock.sleep(60)
     assert len(ec2.calls["GetProducts"]) == 2
     assert len(ec2.calls["DescribeSpotPriceHistory"]) == 13
+
+
+async def test_a_price_list_out_of_reach_is_asked_once_a_pass(ec2: MemoryEc2) -> None:
+    ec2.faults["GetProducts"] = [dropped("GetProducts", is_after=False)]
+    found = prices(ec2)
+    await found.refresh(["a", "b", TYPE], [])
+    assert len(ec2.calls["GetProducts"]) == 1
 
 
 async def test_reserved_capacity_costs_a_share_of_on_demand(ec2: MemoryEc2) -> None:

@@ -46,7 +46,10 @@ class AwsSession:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def client(self, service: str) -> Any:
-        """Return the client of a service, made once."""
+        """Return the client of a service, made once.
+
+        The first call takes 100 ms, so it comes before the loop has work; and two threads must not make one.
+        """
         client = self._clients.get(service)
         if client is None:
             region = self.region
@@ -66,7 +69,6 @@ class AwsSession:
 
     async def call(self, service: str, action: str, method: Callable[[Any], T]) -> T:
         """Run a method on a client in a thread. Raises AwsError."""
-        # Here, because making one is not safe in two threads.
         client = self.client(service)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call_once(client, f"{service}:{action}", method))
@@ -99,6 +101,7 @@ class BotoEc2:
 
     def __init__(self, session: AwsSession) -> None:
         self._session = session
+        session.client("ec2")
 
     async def run_instance(self, request: Mapping[str, Any]) -> Ec2Instance:
         """RunInstances."""
@@ -186,6 +189,7 @@ class BotoObjects:
     def __init__(self, session: AwsSession, bucket: str) -> None:
         self._session = session
         self._bucket = bucket
+        session.client("s3")
 
     async def put(self, key: str, content: bytes) -> None:
         """PutObject."""
@@ -223,6 +227,7 @@ class BotoQueue:
     def __init__(self, session: AwsSession, url: str) -> None:
         self._session = session
         self._url = url
+        session.client("sqs")
 
     async def receive(self) -> Sequence[Message]:
         """ReceiveMessage."""
@@ -257,6 +262,7 @@ class BotoPrices:
 
     def __init__(self, session: AwsSession) -> None:
         self._session = session
+        session.client("pricing")
 
     async def on_demand(self, instance_type: str) -> float | None:
         """GetProducts."""

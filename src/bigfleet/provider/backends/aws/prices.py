@@ -14,7 +14,7 @@ import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import CapacityType
-from bigfleet.provider.backends.aws.api import AwsError, Ec2, PriceList
+from bigfleet.provider.backends.aws.api import CONNECTION, AwsError, Ec2, PriceList
 
 _log = structlog.get_logger("bigfleet.provider.backends.aws.prices")
 
@@ -107,6 +107,9 @@ class AwsPrices:
             except (AwsError, ValueError, KeyError, TypeError) as error:
                 self._due_seconds[instance_type] = now_seconds + RETRY_SECONDS
                 _log.warning("aws.price_unread", instance_type=instance_type, error=str(error))
+                if isinstance(error, AwsError) and error.code == CONNECTION:
+                    # The next ones would wait for as long, and the inventory with them.
+                    break
                 continue
             self._due_seconds[instance_type] = now_seconds + ON_DEMAND_SECONDS
             if usd is not None and usd > 0 and self._on_demand.get(instance_type) != usd:

@@ -63,7 +63,7 @@ def aws(
         str | None, typer.Option(metavar="s3://BUCKET/PREFIX", help="Where instances get their bootstrap data.")
     ] = None,
     node_role: Annotated[
-        str, typer.Option(metavar="NAME", help="Ec2Instance profile, by name or ARN, that may read and write there.")
+        str, typer.Option(metavar="NAME", help="Instance profile, by name or ARN, that may read and write there.")
     ] = "",
     interruption_queue: Annotated[
         str, typer.Option(metavar="URL", help="SQS queue of EventBridge with EC2's events about instances.")

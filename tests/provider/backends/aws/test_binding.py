@@ -11,7 +11,7 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import Code
-from bigfleet.provider.storage.store import MemoryStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.testing.cores import settled
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.provider.backends.aws.memory_aws import (
@@ -39,7 +39,7 @@ def ec2() -> MemoryEc2:
 async def serve(
     backend: AwsBackend,
     *,
-    store: MemoryStore | None = None,
+    store: SqliteProviderStore | None = None,
     failed_hold_seconds: float = 0.0,
     reconcile_interval_seconds: float = 60.0,
 ) -> CapacityCore:
@@ -49,6 +49,11 @@ async def serve(
         reconcile_interval_seconds=reconcile_interval_seconds,
     )
     return await started(make_core(backend, readiness=AgentReady(backend), store=store, options=options))
+
+
+def store_in(folder: Path) -> SqliteProviderStore:
+    """Return a state that outlives a core."""
+    return SqliteProviderStore(folder / "s.db", is_power_safe=False)
 
 
 async def idle(core: CapacityCore, machine_id: str = MACHINE) -> str:
@@ -243,24 +248,22 @@ async def test_a_spot_machine_is_reset_like_any_other(tmp_path: Path, ec2: Memor
 
 async def test_a_provider_that_was_restarted_knows_what_was_not_reset(tmp_path: Path, ec2: MemoryEc2) -> None:
     """Before its first inventory a call is accepted, the instance's tag refuses it, and nothing is ordered."""
-    store = MemoryStore()
-    core = await serve(make_backend(tmp_path, ec2, reset="delete-only"), store=store)
+    core = await serve(make_backend(tmp_path, ec2, reset="delete-only"), store=store_in(tmp_path))
     await idle(core)
     await configured(core)
     await drained(core)
     await core.stop()
     orders = len(ec2.calls["CreateTags"])
     backend = make_backend(tmp_path, ec2, reset="delete-only")
-    again = await serve(backend, store=store, failed_hold_seconds=60.0, reconcile_interval_seconds=1e6)
-    code, _text = await refusal_of(again.configure(MACHINE, "team-b", BLOB, {}))
-    assert code is Code.RESOURCE_EXHAUSTED
-    backend._seen.clear()
+    again = await serve(backend, store=store_in(tmp_path), failed_hold_seconds=60.0, reconcile_interval_seconds=1e6)
     record = await configured(again, cluster="team-b")
     assert "served team-a and was not reset" in record.machine.last_error
     # It is in no cluster: the binding that never came into effect is cleared.
     await ec2.clock.sleep(1000)
     record = await again.get(MACHINE)
     assert (record.state, record.machine.cluster) == (MachineState.IDLE, "")
+    code, _text = await refusal_of(again.configure(MACHINE, "team-b", BLOB, {}))
+    assert code is Code.RESOURCE_EXHAUSTED
     assert len(ec2.calls["CreateTags"]) == orders
 
 

@@ -7,7 +7,7 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.aws.launch import TAG_MACHINE, TAG_OPERATION, TAG_PROVIDER
 from bigfleet.provider.kit.options import CoreOptions
-from bigfleet.provider.storage.store import MemoryStore
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.testing.cores import settled
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.provider.backends.aws.memory_aws import (
@@ -80,9 +80,8 @@ async def test_a_lost_answer_leaves_exactly_one_instance(is_after: bool, tmp_pat
 
 
 async def test_after_a_restart_the_operations_instance_is_found_by_its_tag(tmp_path: Path, ec2: MemoryEc2) -> None:
-    store = MemoryStore()
     ec2.pending_looks = 1000
-    core = make_core(make_backend(tmp_path, ec2), store=store)
+    core = make_core(make_backend(tmp_path, ec2), store=SqliteProviderStore(tmp_path / "s.db", is_power_safe=False))
     await started(core)
     await core.create(MACHINE)
     await ec2.clock.sleep(60)
@@ -92,7 +91,13 @@ async def test_after_a_restart_the_operations_instance_is_found_by_its_tag(tmp_p
     # The image of the offering is another one now: a second launch with this token would be refused.
     ec2.pending_looks = 0
     backend = make_backend(tmp_path, ec2, {**OFFERING, "ami": "ami-2"})
-    again = await started(make_core(backend, store=store, options=CoreOptions(is_inline=True)))
+    again = await started(
+        make_core(
+            backend,
+            store=SqliteProviderStore(tmp_path / "s.db", is_power_safe=False),
+            options=CoreOptions(is_inline=True),
+        )
+    )
     record = await settled(again, MACHINE)
     assert (record.state, len(ec2.instances), len(ec2.calls["RunInstances"])) == (MachineState.IDLE, 1, 1)
 

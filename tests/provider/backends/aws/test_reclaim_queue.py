@@ -1,13 +1,15 @@
 """Events of EC2 from a queue: what each does to a machine, and when its message is deleted."""
 
+import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backends.aws.api import Message
+from bigfleet.provider.backends.aws.api import Ec2Instance, Message
 from bigfleet.provider.backends.aws.reclaim_queue import REBALANCE, STATE_CHANGE, WARNING
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
@@ -98,6 +100,28 @@ async def test_the_end_of_an_instance_that_delete_ended_is_no_loss(world: World)
     await world.say(STATE_CHANGE, ref, state="terminated")
     assert (await core.get(SPOT_MACHINE)).state is MachineState.SPECULATIVE
     assert world.backend.event_counts == {"unknown": 2}
+
+
+async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_counts(world: World) -> None:
+    """An inventory that was under way while the instance was made must not make it unknown."""
+    core, _ref = await world.machine()
+    other = SPOT_MACHINE.replace("000", "001")
+    describe, shown = world.ec2.describe, list(world.ec2.instances)
+
+    async def slow(filters: Mapping[str, Sequence[str]]) -> Sequence[Ec2Instance]:
+        found = await describe(filters)
+        if "tag:bigfleet:provider" in filters:
+            await world.ec2.clock.sleep(20)
+            found = [each for each in found if each.id in shown]
+        return found
+
+    world.ec2.describe = slow  # type: ignore[method-assign]
+    reading = asyncio.ensure_future(world.backend.inventory())
+    await core.create(other)
+    ref = (await settled(core, other)).machine.host.ref
+    await reading
+    await world.say(WARNING, ref)
+    assert (await core.get(other)).machine.interruption_probability == 0.99
 
 
 async def test_other_events_and_instances_are_deleted_and_counted(world: World) -> None:

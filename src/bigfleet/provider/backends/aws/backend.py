@@ -62,7 +62,6 @@ from bigfleet.provider.backends.aws.launch import (
     TAG_OPERATION,
     TAG_PROVIDER,
     LaunchFault,
-    LaunchSettings,
     run_request,
 )
 from bigfleet.provider.backends.aws.offerings import AwsOffering, slots_of
@@ -149,6 +148,8 @@ class AwsBackend:
         self._asked: set[str] = set()
         #: Instances by id, as they were seen last.
         self._seen: dict[str, Ec2Instance] = {}
+        #: Those that a call has made or changed since the last inventory began: it may not show them so.
+        self._changed: dict[str, Ec2Instance] = {}
         #: Instances that a call ended: news of their end is none.
         self._ended: set[str] = set()
         #: Events of the queue by what became of them.
@@ -177,6 +178,7 @@ class AwsBackend:
     async def inventory(self) -> PartialFacts:
         """Read every instance of this provider, and the prices that are due."""
         await self._describes.take()
+        self._changed = {}
         try:
             instances = await self._ec2.describe({f"tag:{TAG_PROVIDER}": [self.provider]})
         except AwsError as error:
@@ -184,7 +186,7 @@ class AwsBackend:
         live = [each for each in instances if not each.is_ending]
         self._interruptions.look(live)
         self._ended &= {each.id for each in instances}
-        self._seen = {each.id: each for each in live}
+        self._seen = {each.id: each for each in live} | self._changed
         await self._refresh_prices(live)
         used = [each.tags[TAG_MACHINE] for each in live if TAG_MACHINE in each.tags]
         slots = slots_of(self._offerings, used, self._template)
@@ -248,6 +250,9 @@ class AwsBackend:
         )
         return self._with_risk(slot, None)
 
+    def _see(self, instance: Ec2Instance) -> None:
+        self._seen[instance.id] = self._changed[instance.id] = instance
+
     def _host_of(self, instance_id: str) -> HostOfMachine | None:
         """Return the machine whose host an instance is now; None also for an instance that a call ended."""
         instance = self._seen.get(instance_id)
@@ -286,25 +291,25 @@ class AwsBackend:
             instance = await self._started(instance.id)
         if instance.state != RUNNING:
             self._raise_ended(machine, instance)
-        self._seen[instance.id] = instance
+        self._see(instance)
         return Host(ref=instance.id, node_name=instance.private_dns)
 
     async def _launch(self, machine: MachineView, op: Op) -> Ec2Instance:
         offering = self._offering_of(machine)
+        if offering is None:
+            prefix = machine.id.rpartition("/")[0]
+            raise AwsRefused(f"{prefix} is no longer in the offerings file: its image is not known")
         try:
             request = run_request(
                 machine,
                 operation_id=op.id,
                 provider=self.provider,
-                settings=LaunchSettings() if offering is None else offering.settings,
+                settings=offering.settings,
                 node_role=self.settings.node_role,
                 user_data=self.settings.user_data,
             )
         except LaunchFault as fault:
             raise AwsRefused(f"{fault}; nothing was launched") from fault
-        if offering is None:
-            prefix = machine.id.rpartition("/")[0]
-            raise AwsRefused(f"{prefix} is no longer in the offerings file: its image is not known")
         try:
             return await self._ec2.run_instance(request)
         except AwsError as error:
@@ -389,7 +394,7 @@ class AwsBackend:
         except AwsError as error:
             raise raised(error) from error
         rest = {key: value for key, value in tags.items() if key not in (*orders, TAG_CLUSTER)}
-        self._seen[instance.id] = replace(instance, tags=rest)
+        self._see(replace(instance, tags=rest))
 
     async def _is_root_replaced(self, instance_id: str, op: Op) -> bool:
         """Give the instance a new root volume from its image, and wait until it is there; False if EC2 cannot."""

@@ -81,8 +81,8 @@ async def test_a_lost_answer_leaves_exactly_one_instance(is_after: bool, tmp_pat
 
 async def test_after_a_restart_the_operations_instance_is_found_by_its_tag(tmp_path: Path, ec2: MemoryEc2) -> None:
     ec2.pending_looks = 1000
-    core = make_core(make_backend(tmp_path, ec2), store=SqliteProviderStore(tmp_path / "s.db", is_power_safe=False))
-    await started(core)
+    store = SqliteProviderStore(tmp_path / "s.db", is_power_safe=False)
+    core = await started(make_core(make_backend(tmp_path, ec2), store=store))
     await core.create(MACHINE)
     await ec2.clock.sleep(60)
     assert len(ec2.live()) == 1
@@ -91,13 +91,8 @@ async def test_after_a_restart_the_operations_instance_is_found_by_its_tag(tmp_p
     # The image of the offering is another one now: a second launch with this token would be refused.
     ec2.pending_looks = 0
     backend = make_backend(tmp_path, ec2, {**OFFERING, "ami": "ami-2"})
-    again = await started(
-        make_core(
-            backend,
-            store=SqliteProviderStore(tmp_path / "s.db", is_power_safe=False),
-            options=CoreOptions(is_inline=True),
-        )
-    )
+    store = SqliteProviderStore(tmp_path / "s.db", is_power_safe=False)
+    again = await started(make_core(backend, store=store))
     record = await settled(again, MACHINE)
     assert (record.state, len(ec2.instances), len(ec2.calls["RunInstances"])) == (MachineState.IDLE, 1, 1)
 

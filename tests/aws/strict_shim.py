@@ -151,6 +151,8 @@ class StrictShim:
                 self._released.set()
             elif what == "agent":
                 self.state.agent = asked
+            elif what == "roots":
+                return sorted(self.state.root_tasks)
             elif what == "calls":
                 return self.state.calls
             elif what == "place":

@@ -122,6 +122,8 @@ def test_a_kill_in_the_middle_of_a_call_leaves_one_instance_and_the_same_operati
         assert machine.state == STATES[verb], machine.last_error
         # The same call again is the same operation.
         assert client.accept(verb, MACHINE) == operation_id
+    if verb == "drain":
+        assert len(shim.control("roots")) == 1
     refs = [each["InstanceId"] for each in shim.live()]
     assert refs == ([] if verb == "delete" else [machine.host.ref])
     names = [each["Key"] for each in shim.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]

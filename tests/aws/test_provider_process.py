@@ -28,7 +28,7 @@ def start(shim: ShimClient, folder: Path, *more: str) -> tuple[int, list[str]]:
     """Start a provider that AWS is going to refuse; return exit code and what it says on standard error."""
     shim.bucket()
     done = run_bigfleet("provider", "aws", *flags(shim, folder), f"--state={folder / 's.db'}", *more)
-    # Beside the log, which says who calls.
+    # Without the log, which names the caller.
     return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("{")]
 
 

@@ -1,7 +1,7 @@
 """Defines `bigfleet provider aws`: a provider of EC2 instances.
 
-docs/spec/aws-provider.md. boto3 comes with `bigfleet[aws]` and is imported by this command alone. What AWS would refuse
-is said before the state file is opened.
+docs/spec/aws-provider.md. boto3 comes with `bigfleet[aws]`; only this command imports it. What AWS would refuse is
+reported before the state file is opened.
 """
 
 import functools
@@ -35,7 +35,7 @@ _URL: Final = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._/-]*)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsFlags:
-    """What is asked beside the flags of every provider."""
+    """What the command line says, apart from the flags of every provider."""
 
     region: str
     offerings: Path

@@ -1,4 +1,4 @@
-"""What an instance costs and how probably it is reclaimed: which numbers are believed, and which are served."""
+"""What an instance costs and how probably it is reclaimed: which numbers are accepted, and which are served."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def spot(usd: float, at: float = 1.0) -> SpotPrice:
 @pytest.mark.parametrize(
     ("usd", "served"), [(0.0009, None), (0.001, 0.001), (0.04, 0.04), (0.12, 0.12), (0.1201, None), (0.00001, None)]
 )
-async def test_a_spot_price_far_from_the_on_demand_price_is_not_believed(
+async def test_a_spot_price_far_from_the_on_demand_price_is_rejected(
     usd: float, served: float | None, ec2: MemoryEc2
 ) -> None:
     ec2.spot = [spot(usd)]

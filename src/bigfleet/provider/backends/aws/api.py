@@ -65,7 +65,7 @@ class Ec2Instance:
 
     @property
     def is_ending(self) -> bool:
-        """Say whether it is terminated or about to be."""
+        """Whether it is terminated or about to be."""
         return self.state in ENDING
 
 
@@ -109,7 +109,7 @@ class Ec2(Protocol):
         ...
 
     async def remove_tags(self, instance_id: str, keys: Sequence[str]) -> None:
-        """DeleteTags, with whatever value; absent ones are none."""
+        """DeleteTags, with any value; an absent tag is a success."""
         ...
 
     async def replace_root(self, instance_id: str, token: str) -> str:

@@ -356,7 +356,7 @@ class AwsBackend:
         return answer.node_name or None
 
     async def is_ready(self, machine: MachineView, op: Op) -> bool:
-        """Say whether the agent answered that the bootstrap is done. Raises AwsRefused when it failed."""
+        """Return whether the agent answered that the bootstrap is done. Raises AwsRefused when it failed."""
         try:
             answer = await self._channel.answer(machine.host.ref, op.id)
         except AwsError as error:

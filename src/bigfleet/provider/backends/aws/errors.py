@@ -75,7 +75,7 @@ def text_of(error: AwsError) -> str:
 
 
 def is_stockout_reason(reason: str) -> bool:
-    """Say whether an instance with this state reason ended for want of capacity."""
+    """Return whether an instance with this state reason ended for want of capacity."""
     return reason in _STOCKOUT_REASONS
 
 

@@ -24,7 +24,7 @@ SPOT_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 60.0
 #: How far back the history is read; EC2 always adds the price that held at its beginning.
 SPOT_HISTORY_SECONDS: Final = 3600.0
-#: A spot price outside of these shares of the on-demand price is not believed.
+#: A spot price outside of these shares of the on-demand price is rejected.
 SPOT_SHARE_MIN: Final = 0.01
 SPOT_SHARE_MAX: Final = 1.2
 #: What reserved capacity costs of the on-demand price when the offering does not say.
@@ -55,7 +55,7 @@ class AwsPrices:
         self._spot_due_seconds = float("-inf")
         self._spot_types: frozenset[str] = frozenset()
         self._noticed: set[str] = set()
-        #: Spot prices that were not believed.
+        #: Spot prices that were rejected.
         self.refused = 0
 
     def price(self, instance_type: str, zone: str, capacity_type: CapacityType) -> float | None:
@@ -81,7 +81,7 @@ class AwsPrices:
         return usd
 
     def _is_first(self, subject: str) -> bool:
-        """Say whether this is noticed for the first time."""
+        """Return whether this is noticed for the first time."""
         is_first = subject not in self._noticed
         self._noticed.add(subject)
         return is_first

@@ -128,7 +128,7 @@ def _add(refusals: list[str], error: AwsError, about: str) -> None:
 
 
 def _is_unanswered(error: AwsError) -> bool:
-    """Say whether AWS gave no answer that counts; it is logged."""
+    """Return whether AWS gave no answer that counts; it is logged."""
     if meaning_of(error) is Meaning.TRANSIENT:
         _log.warning("aws.start_check_unanswered", action=error.action, error=str(error))
         return True

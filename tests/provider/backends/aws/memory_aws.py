@@ -77,6 +77,8 @@ class MemoryEc2:
     exit_code: int | None = 0
     roots: dict[str, str] = field(default_factory=dict)
     root_state: str = "succeeded"
+    #: Orders to drain, as they came.
+    drains: list[str] = field(default_factory=list)
     requests: list[Mapping[str, Any]] = field(default_factory=list)
     _looks: Counter[str] = field(default_factory=Counter)
 
@@ -146,6 +148,7 @@ class MemoryEc2:
     async def add_tags(self, instance_id: str, tags: Mapping[str, str]) -> None:
         fault = await self._begin("CreateTags")
         instance = self.instances[instance_id]
+        self.drains += [tags[TAG_DRAIN]] if TAG_DRAIN in tags else []
         self.instances[instance_id] = replace(instance, tags={**instance.tags, **tags})
         if self.objects is not None and self.exit_code is not None:
             for key in (TAG_CONFIGURE, TAG_DRAIN):

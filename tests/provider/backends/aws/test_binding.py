@@ -171,6 +171,18 @@ async def test_a_drain_replaces_the_root_volume_and_another_cluster_may_come(tmp
     assert (await configured(core, cluster="team-b")).state is MachineState.CONFIGURED
 
 
+@pytest.mark.parametrize(("grace_seconds", "ordered"), [(0, 0), (300, 300), (400, 400), (3600, 3480)])
+async def test_the_agents_grace_leaves_time_for_the_reset(
+    grace_seconds: int, ordered: int, tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core = await serve(make_backend(tmp_path, ec2))
+    await idle(core)
+    await configured(core)
+    await drained(core, grace_seconds=grace_seconds)
+    (order,) = ec2.drains
+    assert int(order.split()[1]) in (ordered, ordered - 1)
+
+
 async def test_a_drain_without_an_answer_replaces_the_root_volume_all_the_same(tmp_path: Path, ec2: MemoryEc2) -> None:
     core = await serve(make_backend(tmp_path, ec2))
     ref = await idle(core)

@@ -376,6 +376,8 @@ class AwsBackend:
         reserve_seconds = min(RESET_SECONDS if replaces_root else RESERVE_SECONDS, left_seconds / 2)
         wait_seconds = min(grace_seconds + DRAIN_EXTRA_SECONDS, left_seconds - reserve_seconds)
         try:
+            # What the reset needs is taken off a grace that leaves no room for it.
+            grace_seconds = min(grace_seconds, int(wait_seconds))
             is_done = TAG_CLUSTER not in instance.tags or await self._channel.drain(
                 instance.id, grace_seconds, op.id, seconds_max=wait_seconds
             )

@@ -4,7 +4,7 @@ docs/spec/provider.md §16. A backend makes hosts real and reports facts; it is 
 know tokens, states, revisions, timeouts or stores: those are the kit's.
 """
 
-from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from types import MappingProxyType
@@ -299,6 +299,28 @@ class Feeds(Protocol):
 
     async def feed(self, feed: Feed) -> None:
         """Run until cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMachine:
+    """What the provider's state says of a machine."""
+
+    machine: MachineView
+    #: Of its latest operation, "" for none.
+    operation_id: str = ""
+
+
+#: Returns what the state says of a machine id now, None for an unknown one; to be called on the loop's thread.
+MachineLookup: TypeAlias = Callable[[str], KnownMachine | None]
+
+
+@runtime_checkable
+class Consults(Protocol):
+    """A backend that reads the state, to distinguish the host of a machine from an orphan of the same machine."""
+
+    def consult(self, lookup: MachineLookup) -> None:
+        """Take the lookup; called once, before every other method."""
         ...
 
 

@@ -14,6 +14,7 @@ import typer
 from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.provider.admin import app as admin_app
+from bigfleet.cli.provider.aws import aws
 from bigfleet.cli.provider.backup import backup
 from bigfleet.cli.provider.exec_program import exec_program
 from bigfleet.cli.provider.fault import fault
@@ -26,6 +27,7 @@ from bigfleet.cli.runtime.failures import UsageFault
 
 app = typer.Typer(cls=HelpGroup, help="Run, write or administer a capacity provider.", no_args_is_help=True)
 app.add_typer(admin_app, name="admin")
+app.command(cls=ProviderCommand)(aws)
 app.command(cls=SwitchCommand)(backup)
 app.command("exec", cls=ProviderCommand)(exec_program)
 app.command(cls=ProviderCommand)(fault)

@@ -19,6 +19,7 @@ from bigfleet.provider.backend import (
     Adopts,
     Backend,
     Compensates,
+    Consults,
     Deletes,
     Feed,
     Feeds,
@@ -27,6 +28,7 @@ from bigfleet.provider.backend import (
     KindLimits,
     LateResult,
     Limits,
+    MachineLookup,
     MachineView,
     Op,
     PartialFacts,
@@ -79,6 +81,12 @@ class Multiplex:
             self.admit, self.settle = self._admit, self._settle
         if any(isinstance(part, Feeds) for part in members):
             self.feed = self._feed
+
+    def consult(self, lookup: MachineLookup) -> None:
+        """Give the lookup to the parts that want one."""
+        for part in self._parts.values():
+            if isinstance(part, Consults):
+                part.consult(lookup)
 
     def _part(self, machine_id: str) -> Backend:
         for prefix, part in self._parts.items():

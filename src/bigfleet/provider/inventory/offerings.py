@@ -5,7 +5,7 @@ decided in `bigfleet.provider.inventory.offers` and the core. Nothing here may d
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -62,10 +62,25 @@ class Offering:
     count: int
     #: A slot without an id.
     template: Slot
+    #: What the entry says beyond a slot, and of `_NUMBERS`, for a provider with a dialect of its own.
+    own: Mapping[str, Any] = field(default_factory=dict)
 
     def slot(self, number: int) -> Slot:
         """Return slot `number` of this kind."""
         return replace(self.template, id=f"{self.prefix}{number:03d}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferingDialect:
+    """What a provider's offerings may have beyond those of every provider."""
+
+    #: More keys; their values are the provider's to check.
+    keys: frozenset[str] = frozenset()
+    #: Price and interruption probability may be left out, because the provider knows them otherwise.
+    has_own_prices: bool = False
+
+
+STANDARD: Final = OfferingDialect()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +91,7 @@ class OfferingsRead:
     faults: tuple[OfferingFault, ...]
 
 
-def read_offerings(path: Path, provider: str) -> OfferingsRead:
+def read_offerings(path: Path, provider: str, dialect: OfferingDialect = STANDARD) -> OfferingsRead:
     """Return the offerings of a file and its mistakes. Raises OfferingsUnreadable when it is no JSON array."""
     try:
         entries = load_json(path.read_text(encoding="utf-8"))
@@ -90,7 +105,7 @@ def read_offerings(path: Path, provider: str) -> OfferingsRead:
     faults: list[OfferingFault] = []
     for number, entry in enumerate(entries):
         place = f"{path.name}: entry {number}"
-        offering, found = _read_entry(entry, provider)
+        offering, found = _read_entry(entry, provider, dialect)
         faults.extend(OfferingFault(place, key, fault) for key, fault in found)
         if offering is None:
             continue
@@ -102,20 +117,22 @@ def read_offerings(path: Path, provider: str) -> OfferingsRead:
     return OfferingsRead(offerings=tuple(offerings.values()), faults=tuple(faults))
 
 
-def _read_entry(entry: Any, provider: str) -> tuple[Offering | None, list[tuple[str, Fault]]]:
+def _read_entry(entry: Any, provider: str, dialect: OfferingDialect) -> tuple[Offering | None, list[tuple[str, Fault]]]:
     if not isinstance(entry, dict):
         return None, [("-", Fault(Reason.MISSING, f"an offering is an object, not {type(entry).__name__}"))]
-    faults = [(key, Fault(Reason.MISSING, text)) for key, text in _shape_faults(entry)]
+    faults = [(key, Fault(Reason.MISSING, text)) for key, text in _shape_faults(entry, _KEYS | dialect.keys)]
     capacity_type = CapacityType.ON_DEMAND
     if isinstance(entry.get("capacity_type"), str):
         capacity_type = capacity_type_of(entry["capacity_type"])
         if capacity_type is CapacityType.UNSPECIFIED:
             text = f"{entry['capacity_type']!r} is none of on_demand, spot, reserved, bare_metal"
             faults.append(("capacity_type", Fault(Reason.MISSING, text)))
-    faults += _value_faults(entry, capacity_type, {key for key, _ in faults})
+    unchecked = {key for key in _NUMBERS if dialect.has_own_prices and key not in entry}
+    faults += _value_faults(entry, capacity_type, {key for key, _ in faults} | unchecked)
     if faults:
         return None, faults
-    offering = _offering(entry, capacity_type, provider)
+    own = {key: entry[key] for key in entry if key in dialect.keys or key in _NUMBERS}
+    offering = replace(_offering(entry, capacity_type, provider), own=own)
     faults = _id_faults(offering)
     return (None, faults) if faults else (offering, [])
 
@@ -125,10 +142,10 @@ def capacity_type_of(text: str) -> CapacityType:
     return _CAPACITY_TYPES.get(text.lower().replace("-", "").replace("_", ""), CapacityType.UNSPECIFIED)
 
 
-def _shape_faults(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _shape_faults(entry: Mapping[str, Any], keys: frozenset[str]) -> list[tuple[str, str]]:
     """Return the keys that are missing, unknown or of the wrong type, with what is wrong."""
     faults = [(key, "is missing") for key in _REQUIRED if key not in entry]
-    faults += [(key, f"is unknown; the keys are {', '.join(sorted(_KEYS))}") for key in entry if key not in _KEYS]
+    faults += [(key, f"is unknown; the keys are {', '.join(sorted(keys))}") for key in entry if key not in keys]
     for key in ("instance_type", "zone", "capacity_type"):
         if key in entry and (not isinstance(entry[key], str) or not entry[key]):
             faults.append((key, f"must be a text that is not empty, not {_shown(entry[key])}"))
@@ -150,7 +167,7 @@ def _shape_faults(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _value_faults(
     entry: Mapping[str, Any], capacity_type: CapacityType, unreadable: set[str]
 ) -> list[tuple[str, Fault]]:
-    """Return what is wrong with the values that can be read; `unreadable` keys have a fault already."""
+    """Return what is wrong with the values but those of `unreadable` keys."""
     found: list[tuple[str, Fault | None]] = []
     if not unreadable & {"price_per_hour", "capacity_type"}:
         found.append(("price_per_hour", price_fault(float(entry.get("price_per_hour", 0.0)), capacity_type)))

@@ -15,7 +15,7 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import IdSource, Rng
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Refusal, Slot
+from bigfleet.provider.backend import Backend, ConfigureWaits, KnownMachine, Ready, Refusal, Slot
 from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.inventory.push_updates import CoreFeed
 from bigfleet.provider.inventory.reconcile import InventoryReconciler
@@ -110,6 +110,8 @@ class CapacityCore:
         self._background: list[asyncio.Task[None]] = []
         self._listeners: list[Callable[[bool], None]] = []
         self._build(options, rng)
+        if self._adapter.consults is not None:
+            self._adapter.consults.consult(self.known)
         metrics.failed_oldest_seconds.set_function(self._failed_oldest_seconds)
 
     def _build(self, options: CoreOptions, rng: Rng) -> None:
@@ -248,6 +250,15 @@ class CapacityCore:
     def _failed_oldest_seconds(self) -> float:
         since = [record.state_since_unix_nanos for record in self._ledger.view.of_state(MachineState.FAILED)]
         return (self._clock.unix_nanos() - min(since)) / NANOS_PER_SECOND if since else 0.0
+
+    def known(self, machine_id: str) -> KnownMachine | None:
+        """Return what the state says of a machine, None for an unknown one."""
+        record = self._ledger.view.get(machine_id)
+        if record is None:
+            return None
+        return KnownMachine(
+            machine=record.machine, operation_id="" if record.operation is None else record.operation.id
+        )
 
     # ---- reads ---------------------------------------------------------------------------------------------------
 

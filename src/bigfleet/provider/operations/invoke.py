@@ -17,6 +17,7 @@ from bigfleet.provider.backend import (
     Backend,
     Compensates,
     ConfigureWaits,
+    Consults,
     Deletes,
     Feeds,
     KindLimits,
@@ -43,6 +44,7 @@ _SIGNATURES = {
     "admit": ("machine", "kind"),
     "settle": ("machine", "reached"),
     "feed": ("feed",),
+    "consult": ("lookup",),
     "ready": ("machine", "cluster", "op"),
 }
 _REQUIRED = ("inventory", "create", "configure", "drain")
@@ -106,6 +108,7 @@ class BackendAdapter:
         self.adopts: Adopts | None = backend if isinstance(backend, Adopts) else None
         self.compensates: Compensates | None = backend if isinstance(backend, Compensates) else None
         self.feeds: Feeds | None = backend if isinstance(backend, Feeds) else None
+        self.consults: Consults | None = backend if isinstance(backend, Consults) else None
         self.admits: Admits | None = backend if isinstance(backend, Admits) else None
         #: HostRef.provider of every host.
         self.provider = provider or backend.provider

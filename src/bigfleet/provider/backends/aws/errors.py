@@ -1,0 +1,87 @@
+"""Decides what an error of AWS means: no capacity, try again, or final.
+
+docs/spec/aws-provider.md §3. Of what is not listed it must never conclude that a retry helps.
+"""
+
+from enum import Enum
+from typing import Final
+
+from bigfleet.provider.backend import Stockout, Transient
+from bigfleet.provider.backends.aws.api import CONNECTION, AwsError
+
+#: What a Create without capacity asks the kit to wait before the machine is offered again.
+STOCKOUT_RETRY_SECONDS: Final = 300.0
+#: How long further Creates of that type, zone and capacity type fail without a call.
+STOCKOUT_MEMORY_SECONDS: Final = 180.0
+#: The same for a type that the zone does not have.
+UNSUPPORTED_MEMORY_SECONDS: Final = 24 * 3600.0
+
+_QUOTAS: Final = frozenset({"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"})
+_STOCKOUTS: Final = frozenset(
+    {*_QUOTAS, "InsufficientInstanceCapacity", "ReservationCapacityExceeded", "SpotMaxPriceTooLow", "Unsupported"}
+)
+_TRANSIENT: Final = frozenset(
+    {
+        CONNECTION,
+        "RequestLimitExceeded",
+        "RequestThrottled",
+        "RequestThrottledException",
+        "SlowDown",
+        "ServiceUnavailable",
+        "Unavailable",
+        "InternalError",
+        "InternalFailure",
+        "RequestTimeout",
+        # An instance of this token exists and was asked for otherwise: its tag shows it in a moment.
+        "IdempotentParameterMismatch",
+    }
+)
+#: EC2's reasons for an instance that ended while it was starting, for want of capacity.
+_STOCKOUT_REASONS: Final = frozenset(
+    {"Server.InsufficientInstanceCapacity", "Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
+)
+
+
+class Meaning(Enum):
+    """What follows from an error."""
+
+    STOCKOUT = "stockout"
+    TRANSIENT = "transient"
+    FINAL = "final"
+
+
+class AwsRefused(Exception):
+    """A final error, as it is shown."""
+
+
+def meaning_of(error: AwsError) -> Meaning:
+    """Return what an error means."""
+    code = error.code
+    if code in _STOCKOUTS or code.startswith("InsufficientCapacity"):
+        return Meaning.STOCKOUT
+    if code in _TRANSIENT or code.startswith("Throttling") or error.status >= 500:
+        return Meaning.TRANSIENT
+    return Meaning.FINAL
+
+
+def memory_seconds(code: str) -> float:
+    """Return how long a stockout of this code is remembered."""
+    return UNSUPPORTED_MEMORY_SECONDS if code == "Unsupported" else STOCKOUT_MEMORY_SECONDS
+
+
+def text_of(error: AwsError) -> str:
+    """Return what is shown of an error: a quota is named as one."""
+    return f"quota reached: {error}" if error.code in _QUOTAS else str(error)
+
+
+def is_stockout_reason(reason: str) -> bool:
+    """Return whether an instance with this state reason ended for want of capacity."""
+    return reason in _STOCKOUT_REASONS
+
+
+def raised(error: AwsError, *, may_lack_capacity: bool = False) -> Exception:
+    """Return what the kit is to hear of an error; only a launch may lack capacity."""
+    meaning = meaning_of(error)
+    if meaning is Meaning.STOCKOUT and may_lack_capacity:
+        return Stockout(text_of(error), max(STOCKOUT_RETRY_SECONDS, memory_seconds(error.code)))
+    return Transient(str(error)) if meaning is Meaning.TRANSIENT else AwsRefused(text_of(error))

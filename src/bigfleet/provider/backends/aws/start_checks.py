@@ -1,0 +1,135 @@
+"""Checks at the start that AWS would allow what the provider is going to do.
+
+docs/spec/aws-provider.md §1. An AWS that does not answer is no reason not to start: a provider with a loaded state
+serves without it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import structlog
+
+from bigfleet.model.ids import MachineId
+from bigfleet.model.states import MachineState
+from bigfleet.provider.backend import MachineView
+from bigfleet.provider.backends.aws.api import AwsError
+from bigfleet.provider.backends.aws.errors import Meaning, meaning_of
+from bigfleet.provider.backends.aws.launch import run_request
+from bigfleet.provider.backends.aws.offerings import AwsOffering
+
+_log = structlog.get_logger("bigfleet.provider.backends.aws.start_checks")
+
+#: A dry run says one of these when it got past the permissions.
+_PERMITTED = frozenset({"InvalidInstanceID.NotFound"})
+
+
+class StartCalls(Protocol):
+    """The calls that are made before the provider serves. Each raises AwsError."""
+
+    def identity(self) -> str:
+        """Return the ARN of who calls."""
+        ...
+
+    def dry_run_launch(self, request: Mapping[str, Any]) -> None:
+        """Return when this launch would be allowed."""
+        ...
+
+    def dry_run_terminate(self) -> None:
+        """Return when the end of an instance would be allowed."""
+        ...
+
+    def find_bucket(self, bucket: str) -> None:
+        """Return when there is this bucket."""
+        ...
+
+
+def check_start(
+    calls: StartCalls,
+    offerings: Iterable[AwsOffering],
+    *,
+    provider: str,
+    node_role: str,
+    user_data: str,
+    bucket: str,
+) -> list[str]:
+    """Return one line for each refusal; none when everything is allowed. Raises LaunchFault for a wrong parameter."""
+    refusals: list[str] = []
+    try:
+        _log.info("aws.identity_found", arn=calls.identity())
+    except AwsError as error:
+        if _is_unanswered(error):
+            return []
+        # Without an identity every other call would say the same.
+        return [f"aws: {error.action} refused: {error.code}: {error.message}"]
+    launches: dict[str, tuple[AwsOffering, dict[str, Any]]] = {}
+    for each in offerings:
+        request = _request(each, provider=provider, node_role=node_role, user_data=user_data)
+        launches.setdefault(
+            repr(sorted((key, value) for key, value in request.items() if key in _DISTINCT)), (each, request)
+        )
+    for offering, request in launches.values():
+        try:
+            calls.dry_run_launch(request)
+        except AwsError as error:
+            place = offering.settings.subnet or offering.zone
+            _add(refusals, error, f" for {offering.instance_type} in {place}")
+    try:
+        calls.dry_run_terminate()
+    except AwsError as error:
+        if error.code not in _PERMITTED:
+            _add(refusals, error, "")
+    try:
+        calls.find_bucket(bucket)
+    except AwsError as error:
+        # Without the right to list it a bucket that is there answers 403.
+        if error.status != 403:
+            _add(refusals, error, f" for bucket {bucket}")
+    return refusals
+
+
+#: Launches that differ in none of these are checked once.
+_DISTINCT = frozenset(
+    {
+        "InstanceType",
+        "ImageId",
+        "LaunchTemplate",
+        "SubnetId",
+        "Placement",
+        "CapacityReservationSpecification",
+        "InstanceMarketOptions",
+    }
+)
+
+
+def _request(offering: AwsOffering, *, provider: str, node_role: str, user_data: str) -> dict[str, Any]:
+    slot = offering.offering.slot(0)
+    machine = MachineView(
+        id=MachineId(slot.id),
+        state=MachineState.SPECULATIVE,
+        instance_type=slot.instance_type,
+        zone=slot.zone,
+        capacity_type=slot.capacity_type,
+    )
+    request = run_request(
+        machine,
+        operation_id="start-check",
+        provider=provider,
+        settings=offering.settings,
+        node_role=node_role,
+        user_data=user_data,
+    )
+    del request["ClientToken"]
+    return request
+
+
+def _add(refusals: list[str], error: AwsError, about: str) -> None:
+    if not _is_unanswered(error):
+        refusals.append(f"aws: {error.action} refused{about}: {error.code}: {error.message}")
+
+
+def _is_unanswered(error: AwsError) -> bool:
+    """Return whether AWS gave no answer that counts; it is logged."""
+    if meaning_of(error) is Meaning.TRANSIENT:
+        _log.warning("aws.start_check_unanswered", action=error.action, error=str(error))
+        return True
+    return False

@@ -1,0 +1,130 @@
+"""`bigfleet provider aws` as a process: refusals at the start, and kills in the middle of each call."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bigfleet.rpc.wire.gen import provider_pb2 as pb
+from tests.aws.client import BUCKET, ShimClient
+from tests.aws.command import Provider, flags
+from tests.aws.over_http import MACHINE, PREFIX
+from tests.patience import wait_until
+from tests.processes import free_port, run_bigfleet
+
+pytestmark = pytest.mark.slow
+
+VERBS = ("create", "configure", "drain", "delete")
+STATES = {
+    "create": pb.MACHINE_STATE_IDLE,
+    "configure": pb.MACHINE_STATE_CONFIGURED,
+    "drain": pb.MACHINE_STATE_IDLE,
+    "delete": pb.MACHINE_STATE_SPECULATIVE,
+}
+
+
+def start(shim: ShimClient, folder: Path, *more: str) -> tuple[int, list[str]]:
+    """Start a provider that AWS is going to refuse; return exit code and what it says on standard error."""
+    shim.bucket()
+    done = run_bigfleet("provider", "aws", *flags(shim, folder), f"--state={folder / 's.db'}", *more)
+    # Without the log, which names the caller.
+    return done.returncode, [line for line in done.stderr.splitlines() if not line.startswith("{")]
+
+
+def test_each_refusal_at_the_start_is_one_line_and_the_exit_code_is_1(shim: ShimClient, tmp_path: Path) -> None:
+    shim.fault("ec2:RunInstances", "UnauthorizedOperation", message="no", is_dry_run=True)
+    shim.fault("ec2:TerminateInstances", "UnauthorizedOperation", message="not you", is_dry_run=True)
+    code, lines = start(shim, tmp_path, f"--bootstrap=s3://no-such-bucket/{PREFIX}")
+
+    assert code == 1
+    subnet = shim.place["subnets"]["us-east-1a"]
+    assert lines == [
+        f"bigfleet: aws: ec2:RunInstances refused for m6i.large in {subnet}: UnauthorizedOperation: no",
+        "aws: ec2:TerminateInstances refused: UnauthorizedOperation: not you",
+        "aws: s3:HeadBucket refused for bucket no-such-bucket: 404: Not Found",
+    ]
+    assert not (tmp_path / "s.db").exists()
+
+
+def test_without_credentials_the_start_ends_with_one_line(
+    shim: ShimClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # botocore's chain finds none: no environment, no file, no metadata service.
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    done = run_bigfleet("provider", "aws", *flags(shim, tmp_path), f"--state={tmp_path / 's.db'}")
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == "bigfleet: aws: sts:GetCallerIdentity refused: NoCredentialsError: Unable to locate credentials\n"
+    )
+
+
+def test_a_machine_goes_all_the_way_and_no_data_stays_in_the_bucket(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    shim.control("agent", bucket=BUCKET, prefix=PREFIX)
+    with Provider(shim, tmp_path, f"127.0.0.1:{free_port()}").served() as (client, _pid):
+        for verb in VERBS:
+            client.accept(verb, MACHINE)
+            machine = client.settled(MACHINE)
+            assert machine.state == STATES[verb], machine.last_error
+            if verb == "configure":
+                (instance,) = shim.live()
+                assert machine.node_name == f"node-{instance['InstanceId']}"
+                tags = {each["Key"]: each["Value"] for each in instance["Tags"]}
+                assert tags["bigfleet:cluster"] == "team-a"
+            if verb == "drain":
+                tags = {each["Key"]: each["Value"] for each in shim.live()[0]["Tags"]}
+                assert not {"bigfleet:cluster", "bigfleet:configure", "bigfleet:drain"} & tags.keys()
+    names = [each["Key"] for each in shim.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    assert all(name.endswith(".result") for name in names)
+    assert shim.live() == []
+
+
+KILLS = [
+    ("create", "ec2:RunInstances", "before"),
+    ("create", "ec2:RunInstances", "after"),
+    ("create", "ec2:DescribeInstances", "after"),
+    ("configure", "s3:PUT", "before"),
+    ("configure", "s3:PUT", "after"),
+    ("configure", "ec2:CreateTags", "before"),
+    ("configure", "ec2:CreateTags", "after"),
+    ("configure", "s3:DELETE", "before"),
+    ("drain", "ec2:CreateTags", "after"),
+    ("drain", "ec2:CreateReplaceRootVolumeTask", "before"),
+    ("drain", "ec2:CreateReplaceRootVolumeTask", "after"),
+    ("drain", "ec2:DescribeReplaceRootVolumeTasks", "after"),
+    ("drain", "ec2:DeleteTags", "after"),
+    ("delete", "ec2:TerminateInstances", "before"),
+    ("delete", "ec2:TerminateInstances", "after"),
+]
+
+
+@pytest.mark.parametrize(("verb", "action", "drop"), KILLS)
+def test_a_kill_in_the_middle_of_a_call_leaves_one_instance_and_the_same_operation(
+    verb: str, action: str, drop: str, shim: ShimClient, tmp_path: Path
+) -> None:
+    shim.bucket()
+    shim.control("agent", bucket=BUCKET, prefix=PREFIX)
+    provider = Provider(shim, tmp_path, f"127.0.0.1:{free_port()}")
+    with provider.served() as (client, pid):
+        for former in VERBS[: VERBS.index(verb)]:
+            client.accept(former, MACHINE)
+            assert client.settled(MACHINE).state == STATES[former]
+        shim.fault(action, drop=drop, is_stalled=True)
+        operation_id = client.accept(verb, MACHINE)
+        wait_until(lambda: shim.control("stalled"), provider.log.read_text)
+        os.kill(pid, signal.SIGKILL)
+    shim.control("release")
+    with provider.served() as (client, _pid):
+        machine = client.settled(MACHINE)
+        assert machine.state == STATES[verb], machine.last_error
+        # The same call again is the same operation.
+        assert client.accept(verb, MACHINE) == operation_id
+    if verb == "drain":
+        assert len(shim.control("roots")) == 1
+    refs = [each["InstanceId"] for each in shim.live()]
+    assert refs == ([] if verb == "delete" else [machine.host.ref])
+    names = [each["Key"] for each in shim.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
+    assert all(name.endswith(".result") for name in names)

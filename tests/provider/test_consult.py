@@ -1,0 +1,58 @@
+"""A backend that reads the provider's state: what it is shown, and through which backends."""
+
+import pytest
+
+from bigfleet.model.states import MachineState
+from bigfleet.provider.backend import MachineLookup
+from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.backends.multiplex import Multiplex
+from tests.provider.harness import SLOT, bring_to, make_core, settle, started
+
+
+class Consulting(FakeBackend):
+    """A fake that keeps the lookup."""
+
+    lookup: MachineLookup
+
+    def consult(self, lookup: MachineLookup) -> None:
+        self.lookup = lookup
+
+
+@pytest.mark.virtual_time
+async def test_the_state_of_a_machine_and_its_latest_operation_are_shown_as_they_are_now() -> None:
+    backend = Consulting(2)
+    core = make_core(backend)
+    # Before the state is loaded there is nothing to show.
+    assert backend.lookup(SLOT) is None
+    await started(core)
+    known = backend.lookup(SLOT)
+    assert known is not None
+    assert (known.machine.state, known.operation_id) == (MachineState.SPECULATIVE, "")
+
+    accepted = await core.create(SLOT)
+    await settle()
+    known = backend.lookup(SLOT)
+    assert known is not None
+    assert (known.machine, known.operation_id) == ((await core.get(SLOT)).machine, accepted.operation_id)
+    assert known.machine.host.ref
+    assert backend.lookup("none") is None
+
+
+@pytest.mark.virtual_time
+async def test_each_part_of_a_multiplex_that_wants_it_is_shown_the_state() -> None:
+    parts = {"fake-": Consulting(2), "other-": FakeBackend(0)}
+    core = await started(make_core(Multiplex(parts)))
+    await bring_to(core, MachineState.IDLE)
+    part = parts["fake-"]
+    assert isinstance(part, Consulting)
+    known = part.lookup(SLOT)
+    assert known is not None
+    assert known.machine.state is MachineState.IDLE
+
+
+def test_a_consult_that_cannot_be_called_is_refused_at_the_start() -> None:
+    class Wrong(FakeBackend):
+        def consult(self) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Wrong\.consult must be callable as consult\(self, lookup\)"):
+        make_core(Wrong(1))

@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm image image-lock kubernetes-demo soak fuzz lint types format libvirt bench proto docs sbom audit lock setup clean
+.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm image image-lock release release-check kubernetes-demo soak fuzz lint types format libvirt bench proto docs sbom audit lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,17 @@ image: $(STAMP) ## build the container image as an OCI layout: build/image
 
 image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the image
 	@$(BIN)/python -m tools.image lock
+
+# Artefacts of the commit of this checkout, with checksums, and a signature if KEY names a private key.
+release: image sbom ## build a release of this commit: build/release; make release KEY=release.key signs it
+	@$(BIN)/python -m tools.release build build/release --image build/image --sbom build/bigfleet.cdx.json $(if $(KEY),--key $(KEY))
+
+# The charts are tested with helm where it is (`make helm`).
+release-check: $(STAMP) ## verify and install what `make release` built: make release-check PUBLIC_KEY=release.pub
+	@$(BIN)/python -m tools.release check build/release $(if $(PUBLIC_KEY),--public-key $(PUBLIC_KEY))
+	@BIGFLEET_RELEASE_DIR=$(CURDIR)/build/release $(BIN)/python -m pytest -n 0 tests/release/test_installed_release.py $(ARGS)
+	@rm -rf build/charts && mkdir build/charts && for chart in build/release/charts/*.tgz; do tar -xzf "$$chart" -C build/charts; done
+	@BIGFLEET_CHARTS=$(CURDIR)/build/charts $(BIN)/python -m pytest -n 0 tests/deploy/test_charts.py $(ARGS)
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
 # planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB.

@@ -15,7 +15,8 @@ from tests.patience import PATIENCE_SECONDS
 from tools.fetch_helm import program_path
 
 ROOT = Path(__file__).parent.parent.parent
-CHARTS = ROOT / "deploy" / "charts"
+#: Those of the checkout, or of a release that was unpacked (`make release-check`).
+CHARTS = Path(os.environ.get("BIGFLEET_CHARTS") or ROOT / "deploy" / "charts")
 NAMES = sorted(path.name for path in CHARTS.iterdir())
 #: A folder for each set of values: values.yaml and what the chart makes of it, expected.yaml.
 CASES = ROOT / "tests" / "cases" / "charts"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.image import debian
+from tools.image import build, debian
 from tools.image.debian import Pinned, fetch, locked
 from tools.image.faults import ImageFault
 from tools.image.layout import Appearance, read_blob, unpack_layout, write_layout
@@ -285,3 +285,22 @@ def test_a_damaged_blob_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=f"the blob {made.digest} of .* is damaged"):
         unpack_layout(tmp_path / "layout", tmp_path / "back")
+
+
+def test_an_image_names_the_commit_that_was_there_when_its_build_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build takes minutes, in which others may be made."""
+    revisions = ["first"]
+
+    def make_root(root: Path, *_arguments: object) -> None:
+        small_root(root)
+        revisions.append("second")
+
+    monkeypatch.setattr(build, "make_root", make_root)
+    monkeypatch.setattr(build, "compile_kernels", lambda *_arguments: None)
+    monkeypatch.setattr(build, "_git", lambda *_arguments: revisions[-1])
+    made = build.build(tmp_path / "layout", {"SOURCE_DATE_EPOCH": "1", "HOME": str(tmp_path)}, print)
+    config = json.loads(read_blob(tmp_path / "layout", made.image_id))["config"]
+
+    assert config["Labels"]["org.opencontainers.image.revision"] == "first"

@@ -38,6 +38,8 @@ def build(target: Path, environment: Mapping[str, str], say: Say) -> Described:
     """
     made = {**environment, "SOURCE_DATE_EPOCH": str(_timestamp(environment))}
     cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
+    # Now: a commit that is made meanwhile is not what the image is built from.
+    revision = _git(["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], environment)
     if target.exists() and not (target / "oci-layout").is_file():
         raise ImageFault(f"{target} is there and is no OCI layout; remove it or name another place")
     with tempfile.TemporaryDirectory(prefix="bigfleet-image-") as scratch:
@@ -45,7 +47,7 @@ def build(target: Path, environment: Mapping[str, str], say: Say) -> Described:
         make_root(root, cache / "bigfleet" / "image", made, say)
         say("compiling kernels")
         compile_kernels(root, made)
-        described = write_image(root, Path(scratch) / "layout", made)
+        described = write_image(root, Path(scratch) / "layout", made, revision)
         if described.unpacked_bytes > UNPACKED_BYTES_MAX:
             raise ImageFault(
                 f"the image has {described.unpacked_bytes:,} bytes, more than {UNPACKED_BYTES_MAX:,}: look for what it"
@@ -115,15 +117,15 @@ def _run_inside(root: Path, program: list[str], words: list[str], environment: M
     )
 
 
-def write_image(root: Path, target: Path, environment: Mapping[str, str]) -> Described:
-    """Write a root as the image of this checkout. Raises ImageFault."""
+def write_image(root: Path, target: Path, environment: Mapping[str, str], revision: str) -> Described:
+    """Write a root as the image of a revision of this checkout."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     labels = {
         "title": project["name"],
         "description": project["description"],
         "version": project["version"],
         "licenses": project["license"],
-        "revision": _git(["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], environment),
+        "revision": revision,
     }
     appearance = Appearance(
         timestamp=int(environment["SOURCE_DATE_EPOCH"]),

@@ -1,10 +1,12 @@
 """Finds compiled kernels on disk, so that only the first start of a version compiles them.
 
-Looked for in this order: the directory in BIGFLEET_KERNELS, `kernels` beside the interpreter's prefix (as images ship
-it), the user's cache directory. The first two are only read. Without a directory that can be written nothing is cached,
+Looked for in this order: the directory in BIGFLEET_KERNELS and no other that was shipped, or else `kernels` beside the
+interpreter's prefix (as images ship it) and the package bigfleet_kernels (as the wheel of that name installs it); then
+the user's cache directory. What was shipped is only read. Without a directory that can be written nothing is cached,
 and each process compiles for itself.
 """
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -21,6 +23,8 @@ _LOCATORS: Final = (
     "bigfleet.cli.runtime.kernel_locator.KernelLocator,UserProvidedCacheLocator,InTreeCacheLocator,UserWideCacheLocator"
 )
 SHIPPED_VARIABLE: Final = "BIGFLEET_KERNELS"
+#: What the wheel bigfleet-kernels installs: a set, and an empty module that makes it a package.
+SHIPPED_PACKAGE: Final = "bigfleet_kernels"
 
 _log = structlog.get_logger("bigfleet.cli.runtime.kernel_cache")
 
@@ -66,12 +70,14 @@ def use_set(directory: Path, target: KernelTarget) -> None:
 
 
 def shipped_directories() -> list[Path]:
-    """Return the directories, where there are any, whose kernels came with the installation."""
+    """Return the directories, where there are any, whose kernels came with the installation, in the order of use."""
     named = os.environ.get(SHIPPED_VARIABLE)
     if named:
         return [Path(named)]
+    installed = importlib.util.find_spec(SHIPPED_PACKAGE)
+    packages = installed.submodule_search_locations if installed else None
     beside = Path(sys.prefix) / "kernels"
-    return [beside] if beside.is_dir() else []
+    return [*([beside] if beside.is_dir() else []), *(Path(each) for each in packages or [])]
 
 
 def user_directory(target: KernelTarget) -> Path:

@@ -45,6 +45,7 @@ class KernelTarget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     #: Digest of every module that holds kernels.
     sources: str
+    #: Major and minor version: patch releases have one binary interface, as wheels rely on.
     python: str
     numba: str
     llvmlite: str
@@ -85,7 +86,7 @@ def current_target(cpu: str | None = None) -> KernelTarget:
     own_cpu = config.CPU_NAME or llvmlite.binding.get_host_cpu_name()
     return KernelTarget(
         sources=source_digest(),
-        python=platform.python_version(),
+        python=".".join(platform.python_version_tuple()[:2]),
         numba=numba.__version__,
         llvmlite=llvmlite.__version__,
         numpy=np.__version__,

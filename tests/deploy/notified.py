@@ -1,0 +1,94 @@
+"""Starts commands as systemd does, with a socket to which they report their state."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from tests.deploy.systemd_units import command_line, settings
+from tests.patience import PATIENCE_SECONDS
+from tests.processes import free_port
+
+
+class NotifiedProcess:
+    """A process of ours, and the socket to which it reports."""
+
+    def __init__(
+        self, words: Sequence[str], name: str, folder: Path, environment: Mapping[str, str] = os.environ
+    ) -> None:
+        """Start a command; the name is that of its log in the folder."""
+        self.log = folder / f"{name}.log"
+        address = f"bigfleet-e2e-{os.getpid()}-{name}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        # Abstract, as the path of a test's folder may be longer than a socket's may be.
+        self._socket.bind(f"\0{address}")
+        self._socket.settimeout(PATIENCE_SECONDS)
+        notifying = {**environment, "NOTIFY_SOCKET": f"@{address}", "WATCHDOG_USEC": "60000000"}
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(words, env=notifying, stdout=output, stderr=output)
+
+    def wait_for(self, line: str) -> list[str]:
+        """Return all lines up to and with the first datagram that holds one."""
+        seen: list[str] = []
+        while line not in seen:
+            try:
+                seen += self._socket.recv(65536).decode().split("\n")
+            except TimeoutError:
+                raise AssertionError(f"{line} did not come, but {seen}:\n{self.log.read_text()}") from None
+        return seen
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_SECONDS)
+        self._socket.close()
+
+
+@contextmanager
+def services_of_a_host(
+    folder: Path, program: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> Iterator[list[NotifiedProcess]]:
+    """Run coordinator, provider and shard as their units start them, from the moment that each is ready.
+
+    `folder` has certificates of `bigfleet certs dev` in `tls`. The processes report their stop when the context ends.
+    """
+    port, ports = free_port(), "--metrics-addr=off --{}=127.0.0.1:0"
+    services = {
+        "bigfleet-coordinator.service": {"STORE": f"sqlite://{folder}/c.db", "ARGS": ports.format("listen")},
+        "bigfleet-provider@simulated.service": {
+            "BACKEND": "simulated --calm",
+            "ARGS": f"--metrics-addr=off --addr=127.0.0.1:{port}",
+        },
+        "bigfleet-shard@shard-0.service": {"PROVIDER_ADDR": f"127.0.0.1:{port}", "ARGS": ports.format("listen")},
+    }
+    with ExitStack() as stack:
+        started = []
+        for service, variables in services.items():
+            words = [*program, *_unit_words(service, folder, variables)]
+            process = NotifiedProcess(words, service.partition(".")[0], folder, environment)
+            stack.enter_context(closing(process))
+            process.wait_for("READY=1")
+            started.append(process)
+        yield started
+        for process in reversed(started):
+            process.process.send_signal(signal.SIGTERM)
+            process.wait_for("STOPPING=1")
+            assert process.process.wait(PATIENCE_SECONDS) == 0, process.log.read_text()
+
+
+def _unit_words(service: str, folder: Path, variables: Mapping[str, str]) -> list[str]:
+    """Return the words after the program that a unit starts, with directories and credentials as systemd makes them."""
+    instance = service.removesuffix(".service").partition("@")[2]
+    credentials = folder / f"credentials-{service}"
+    credentials.mkdir()
+    for value in settings(service)["LoadCredential"]:
+        name, _colon, path = value.replace("%i", instance).partition(":")
+        shutil.copy(folder / "tls" / Path(path).name, credentials / name)
+    places = {"%i": instance, "%d": str(credentials), "%S": str(folder / "lib"), "%L": str(folder / "log")}
+    for name, place in (("StateDirectory", "%S"), ("LogsDirectory", "%L")):
+        for directory in settings(service).get(name, ()):
+            (Path(places[place]) / directory.replace("%i", instance)).mkdir(parents=True)
+    return command_line(service, places, variables)[1:]

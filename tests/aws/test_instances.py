@@ -56,6 +56,7 @@ async def test_a_dropped_connection_at_each_call_leaves_exactly_one_instance(
         assert shim.live() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("code", ERRORS_STATUS)
 @pytest.mark.parametrize("action", ["ec2:RunInstances", "ec2:DescribeInstances", "ec2:TerminateInstances"])
 async def test_an_error_that_passes_is_retried_at_each_call(

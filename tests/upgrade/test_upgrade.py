@@ -60,6 +60,7 @@ def test_the_last_release_is_upgraded_and_taken_back_while_it_runs(tmp_path: Pat
     assert fleet.harmed == []
 
 
+@pytest.mark.long
 def test_files_of_an_earlier_schema_are_taken_over_and_backups_lead_back(tmp_path: Path) -> None:
     """An older program refuses the new files by name, and starts on the backups of before the upgrade."""
     previous = program_of(EARLIER_SCHEMA.commit, tmp_path / "previous")

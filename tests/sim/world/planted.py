@@ -14,6 +14,8 @@ import pytest
 
 from bigfleet.engine.decision import Action, ActionKind, Decision, Preemptor
 from bigfleet.engine.shapes import fleet as shapes_fleet
+from bigfleet.engine.shapes.columns.machines import ColumnMachines
+from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.states import CapacityType, MachineState
@@ -282,13 +284,15 @@ def _all_set_aside(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(shapes_fleet, "_set_aside", set_aside)
     # Columns leave such groups out by themselves.
-    patch.setattr("bigfleet.engine.shapes.columns.demand._is_plain", lambda *_: False)
+    patch.setattr("bigfleet.engine.shapes.columns.demand.PODS_MAX", 0)
 
 
 @defect("one impossible pod has its whole row evicted", "S20", clusters=(_POISONED, _C1))
 def _evicted(patch: pytest.MonkeyPatch) -> None:
     _all_set_aside(patch)
-    patch.setattr("bigfleet.engine.shapes.decide._forms", lambda _need: ())
+    for machines in (SnapshotMachines, ColumnMachines):
+        before = machines.excess_in
+        patch.setattr(machines, "excess_in", lambda self, *of, before=before: before(self, *of[:2], frozenset()))
 
 
 @defect("one impossible pod keeps its whole row waiting", "L8", clusters=(_POISONED,), change_seconds_mean=1e6)

@@ -1,4 +1,4 @@
-"""Starts the strict shim once for the tests of this folder, and gives each test a shim that begins anew."""
+"""Starts the strict shim once for the tests of this folder, and gives each test one that knows nothing yet."""
 
 import os
 import subprocess

@@ -59,7 +59,7 @@ class Fault:
 
 @dataclass
 class State:
-    """What the shim knows; `/_shim/reset` begins anew."""
+    """What the shim knows; `/_shim/reset` forgets all."""
 
     faults: list[Fault] = field(default_factory=list)
     #: The calls that came, in order.

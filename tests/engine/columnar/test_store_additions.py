@@ -45,7 +45,7 @@ def add(store: ColumnStore, new: Sequence[Machine], turn: int) -> None:
 @EXAMPLES
 @given(st.lists(steps, max_size=30))
 def test_added_machines_are_as_inserted_ones(story: list[tuple[str, list[Machine]]]) -> None:
-    """Whatever is asked between two additions."""
+    """Also where rows, notes or a view are asked for between two additions."""
     store, plain = ColumnStore(), ColumnStore()
     fleet, notes = dict[MachineId, Machine](), dict[MachineId, int]()
     for turn, (kind, shown) in enumerate(story, start=1):

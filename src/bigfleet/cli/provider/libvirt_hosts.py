@@ -1,6 +1,6 @@
 """Defines `bigfleet provider libvirt`: combines hosts file, connections, driver and backend.
 
-docs/spec/libvirt-provider.md. Nothing here talks to libvirt itself, and without its Python binding the command ends at
+docs/spec/libvirt-provider.md. It makes no call to libvirt itself, and without its Python binding the command ends at
 once.
 """
 

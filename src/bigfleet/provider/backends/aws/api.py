@@ -1,7 +1,7 @@
 """Defines the calls to AWS that the provider makes, as Protocols and values.
 
-`boto` makes them with boto3; tests make them in memory. Each call is made once: retries are the kit's. Nothing here may
-know a machine's state.
+`boto` makes them with boto3; tests make them in memory. Each call is made once: retries are the kit's. No method knows
+a machine's state.
 """
 
 from collections.abc import Mapping, Sequence

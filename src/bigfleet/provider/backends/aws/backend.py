@@ -400,7 +400,7 @@ class AwsBackend:
 
     async def _is_root_replaced(self, instance_id: str, op: Op) -> bool:
         """Give the instance a new root volume from its image, and wait until it is there; False if EC2 cannot."""
-        # Its agent starts anew and must find no order of the former cluster.
+        # Its agent starts again and must find no order of the former cluster.
         await self._ec2.remove_tags(instance_id, [TAG_CONFIGURE, TAG_DRAIN])
         try:
             task = await self._ec2.replace_root(instance_id, op.id)

@@ -1,7 +1,7 @@
 """Shares calls between machines: one DescribeInstances for all that wait, one TerminateInstances for many.
 
-docs/spec/aws-provider.md §2, §7. A caller that is cancelled leaves its batch; the others are served. Nothing here may
-decide about a machine.
+docs/spec/aws-provider.md §2, §7. A caller that is cancelled leaves its batch; the others are served. It decides
+nothing about a machine.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Builds the parameters of RunInstances for a machine, and the tags that tie an instance to it.
 
 docs/spec/aws-provider.md §2. The parameters follow from the operation and the offering only: EC2 refuses a ClientToken
-that comes with others. Nothing here may call AWS.
+that comes with others. It makes no call to AWS.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Reads the offerings of EC2 and numbers their slots.
 
 docs/spec/aws-provider.md §1. The format is that of every provider with the keys of a launch. Prices come from AWS where
-the file has none. Nothing here may call AWS.
+the file has none. It makes no call to AWS.
 """
 
 from collections.abc import Callable, Iterable, Mapping

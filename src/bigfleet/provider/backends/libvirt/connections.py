@@ -1,7 +1,7 @@
 """Runs jobs on hosts, each host on threads of its own, so that a host that hangs delays no other.
 
 docs/spec/libvirt-provider.md §7. A job is a function over the host's `Hypervisor`. A connection is opened by the first
-job that needs it, and again after it broke. Nothing here may know what a job does.
+job that needs it, and again after it broke. It does not know what a job does.
 """
 
 import asyncio

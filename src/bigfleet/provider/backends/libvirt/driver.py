@@ -1,7 +1,7 @@
 """Makes machines real as libvirt domains: queues steps on hosts and waits for guests in between.
 
 docs/spec/libvirt-provider.md §3 to §7. A host that cannot be reached is asked again until the operation's deadline,
-here and not by the kit, whose breaker would stop the work on other hosts. Nothing here decides about a machine.
+here and not by the kit, whose breaker would stop the work on other hosts. It decides nothing about a machine.
 """
 
 import asyncio

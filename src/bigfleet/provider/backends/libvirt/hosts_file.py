@@ -1,6 +1,6 @@
 """Reads the hosts file: which hosts run libvirt, and which types of machines they offer.
 
-docs/spec/libvirt-provider.md §1. An unknown key or a bad value is rejected with its path. Nothing here connects to a
+docs/spec/libvirt-provider.md §1. An unknown key or a bad value is rejected with its path. It connects to no
 host.
 """
 

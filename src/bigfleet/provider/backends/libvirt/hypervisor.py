@@ -1,7 +1,7 @@
 """Defines what the backend needs of one host's libvirt: domains, volumes, the guest agent.
 
 docs/spec/libvirt-provider.md §2. All methods block and are called on threads. The binding implements them over a
-connection, the tests in memory. Nothing here may decide anything.
+connection, the tests in memory. It decides nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence

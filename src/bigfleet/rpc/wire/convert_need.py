@@ -25,6 +25,7 @@ from bigfleet.model.vector import Vector, format_vector
 from bigfleet.rpc.wire.amounts import amounts_of, check_count, check_string, check_text
 from bigfleet.rpc.wire.convert_shapes import NO_SHAPES, check_agreement, shapes_from_wire, shapes_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2
+from bigfleet.rpc.wire.known_rows import KnownRows
 from bigfleet.rpc.wire.rollup_head import RollUpHead, head_of_rollup
 
 # Bounds of docs/spec/wire.md §2.
@@ -38,6 +39,10 @@ _REQUIREMENTS_CACHED_MAX = 16_384
 _PROFILES_CACHED_MAX = 16_384
 #: The same with their min units.
 _KINDS_CACHED_MAX = 16_384
+
+#: Rows of a roll-up from which on its rows are remembered: those of as many kinds take 0.1 s to be read.
+KNOWN_ROWS_MIN = 2_000
+_known_rows = KnownRows()
 
 _OPERATORS = {operator.value: operator for operator in Operator}
 _SPREAD_MODES = {mode.value: mode for mode in SpreadMode}
@@ -185,7 +190,8 @@ def _demand_from_wire(message: capacity_pb2.ClusterCapacityNeeds, *, may_have_sh
     check_count("needs", len(message.needs), "rows", NEEDS_MAX)
     check_text("cluster_id", message.cluster_id)
     cluster = ClusterId(message.cluster_id)
-    needs = tuple([_need_from_wire(cluster, row, index, may_have_shapes) for index, row in enumerate(message.needs)])
+    read = _known_need_from_wire if len(message.needs) >= KNOWN_ROWS_MIN else _need_from_wire
+    needs = tuple([read(cluster, row, index, may_have_shapes) for index, row in enumerate(message.needs)])
     return _Demand(needs, _overheads_from_wire(message.overheads))
 
 
@@ -286,6 +292,18 @@ class _RowKind:
     min_unit_families: Mapping[str, Family]
     #: What is wrong with the min unit, reported only when the sum before it is sound.
     min_unit_fault: MalformedMessage | None
+
+
+def _known_need_from_wire(
+    cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: int, may_have_shapes: bool
+) -> Need:
+    """Return the remembered row with these bytes, or read it; a row with a fault is never remembered."""
+    content = row.SerializeToString(deterministic=True)
+    need = _known_rows.find(cluster, content)
+    if need is None:
+        need = _need_from_wire(cluster, row, index, may_have_shapes)
+        _known_rows.remember(cluster, content, need)
+    return need
 
 
 def _need_from_wire(cluster: ClusterId, row: capacity_pb2.CapacityNeed, index: int, may_have_shapes: bool) -> Need:

@@ -7,7 +7,7 @@ are no change. Ctrl-C is the ordinary end. Nothing here remembers more than the 
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -46,12 +46,18 @@ class Shown:
 
 def show_once(shown: Shown, console: Console) -> None:
     """Write one answer to standard output."""
-    if shown.form != "table":
-        write = write_json if shown.form == "json" else write_yaml
-        write(shown.look(), sys.stdout)
-        return
-    table = TableWriter(console, shown.columns, now_seconds=time.time())
-    count = table.write(shown.look())
+    records = shown.look()
+    try:
+        if shown.form != "table":
+            write = write_json if shown.form == "json" else write_yaml
+            write(records, sys.stdout)
+            return
+        table = TableWriter(console, shown.columns, now_seconds=time.time())
+        count = table.write(records)
+    finally:
+        # The call that it reads must not last until the interpreter ends: since Python 3.12 gRPC would never end then.
+        if isinstance(records, Generator):
+            records.close()
     if not count:
         # Beside the output, so that a program that counts lines counts none.
         TerminalConsole(stderr=True, highlight=False).print(f"no {plural(shown.noun)} found")

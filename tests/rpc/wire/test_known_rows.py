@@ -1,4 +1,4 @@
-"""Rows that are reported again are not read again, and say what reading them anew says."""
+"""Rows that are reported again are not read again, and equal what reading them gives."""
 
 from unittest.mock import patch
 

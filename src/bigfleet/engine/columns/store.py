@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import lt
 from typing import Any, Final, NamedTuple
 
@@ -184,15 +185,16 @@ class Columns(NamedTuple):
 
     def copied(self) -> "Columns":
         """Return columns of their own memory."""
-        return self.at(slice(None))
+        return Columns(
+            self.state.copy(),
+            self.cluster.copy(),
+            self.shape.copy(),
+            self.offer.copy(),
+            self.stamp.copy(),
+            self.idle_since_seconds.copy(),
+        )
 
-    def at(self, rows: Any) -> "Columns":
-        """Return columns of some rows, in their order and of their own memory."""
-        chosen = Columns.empty(len(self.state[rows]))
-        chosen.put(slice(None), self, rows)
-        return chosen
-
-    def put(self, rows: Any, source: "Columns", source_rows: Any) -> None:
+    def put(self, rows: npt.NDArray[Any], source: "Columns", source_rows: Any) -> None:
         """Overwrite some rows with rows of other columns."""
         self.state[rows] = source.state[source_rows]
         self.cluster[rows] = source.cluster[source_rows]
@@ -417,8 +419,7 @@ class ColumnStore:
 
     def row(self, machine_id: MachineId) -> int | None:
         """Return the machine's row in the present layout, None when it has none."""
-        if self._added:
-            self._settle_added()
+        self._settle_added()
         return self._finder.row(machine_id)
 
     def snapshot(self, source: Snapshot | None = None) -> ColumnSnapshot:
@@ -526,12 +527,13 @@ class ColumnStore:
         if not self._added:
             return
         batches, self._added = self._added, []
-        ids = [machine_id for batch_ids, _, _ in batches for machine_id in batch_ids]
-        columns = Columns(*map(np.concatenate, zip(*(batch for _, batch, _ in batches), strict=True)))
-        notes = np.concatenate([batch_notes for _, _, batch_notes in batches])
+        added_ids, added_columns, added_notes = zip(*batches, strict=True)
+        ids, notes = list(chain.from_iterable(added_ids)), np.concatenate(added_notes)
+        columns = Columns(*map(np.concatenate, zip(*added_columns, strict=True)))
         if not all(map(lt, ids, ids[1:])):
-            order = sorted(range(len(ids)), key=ids.__getitem__)
-            ids, columns, notes = [ids[place] for place in order], columns.at(order), notes[order]
+            added, order = columns, sorted(range(len(ids)), key=ids.__getitem__)
+            ids, columns, notes = [ids[place] for place in order], Columns.empty(len(ids)), notes[order]
+            columns.put(np.arange(len(ids)), added, order)
         self._insert(ids, columns, notes)
 
     def _merge(self) -> None:
@@ -553,13 +555,10 @@ class ColumnStore:
         # A slice where all stay: most merges drop no row, and a slice copies nothing.
         retained: Any = np.flatnonzero(self._columns.state != REMOVED) if self._removed else slice(None)
         old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
-        if not old_ids or (new_ids and old_ids[-1] < new_ids[0]):
-            self._ids = [*old_ids, *new_ids]
-            new_rows = np.arange(len(old_ids), len(self._ids))
-        else:
-            places = [bisect_left(old_ids, machine_id) for machine_id in new_ids]
-            self._ids = _merged_ids(old_ids, new_ids, places)
-            new_rows = np.array(places, np.int64) + np.arange(len(new_ids))
+        are_last = not old_ids or (len(new_ids) > 0 and old_ids[-1] < new_ids[0])
+        places = [len(old_ids)] * len(new_ids) if are_last else [bisect_left(old_ids, each) for each in new_ids]
+        self._ids = [*old_ids, *new_ids] if are_last else _merged_ids(old_ids, new_ids, places)
+        new_rows = np.array(places, np.int64) + np.arange(len(new_ids))
         is_old = np.ones(len(self._ids), np.bool_)
         is_old[new_rows] = False
         columns = Columns.empty(len(self._ids))

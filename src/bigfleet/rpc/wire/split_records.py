@@ -103,9 +103,9 @@ class RecordSplitter:
         spans = [cut.facts, cut.more_facts] if provider is not None else [cut.providers, cut.facts, cut.more_facts]
         facts_numbers = np.array(facts.numbers(_joined(content, spans, chosen), provider or b""), np.int32)
         binding_numbers = np.array(bindings.numbers(_joined(content, (cut.states, cut.bindings), chosen)), np.int32)
-        texts, sizes = _texts(padded, cut, chosen)
+        texts, sizes = _host_texts(padded, cut, chosen)
         is_read = (facts_numbers != _UNREADABLE) & (binding_numbers != _UNREADABLE)
-        ids = _texts_of(padded, cut.ids, chosen)
+        ids = _decoded(padded, cut.ids, chosen)
         if ids is None or not texts.isascii():
             contents = _slices(content, cut.ids, chosen)
             ends = np.cumsum(sizes)
@@ -115,7 +115,7 @@ class RecordSplitter:
             ids = [each.decode(errors="replace") for each in contents]
         if not is_read.all():
             chosen, ids = chosen[is_read], list(compress(ids, is_read))
-            texts, sizes = _texts(padded, cut, chosen)
+            texts, sizes = _host_texts(padded, cut, chosen)
             facts_numbers, binding_numbers = facts_numbers[is_read], binding_numbers[is_read]
         split.places.frombytes(np.asarray(places, np.int64)[chosen].tobytes())
         split.ids += cast(list[MachineId], ids)
@@ -157,7 +157,7 @@ def _alike(padded: npt.NDArray[np.uint8], span: Span, chosen: Places) -> bytes |
     return contents[0].tobytes() if (contents == contents[0]).all() else None
 
 
-def _texts(padded: npt.NDArray[np.uint8], cut: Cut, chosen: Places) -> tuple[bytes, Places]:
+def _host_texts(padded: npt.NDArray[np.uint8], cut: Cut, chosen: Places) -> tuple[bytes, Places]:
     """Return reference and node name of each record as `host_texts` packs them, and how many bytes each has.
 
     The wire writes a reference as it is packed, behind its number; the padding is a reference of no characters.
@@ -171,7 +171,7 @@ def _texts(padded: npt.NDArray[np.uint8], cut: Cut, chosen: Places) -> tuple[byt
     return gathered(padded, starts.reshape(-1), sizes.reshape(-1)), sizes.sum(axis=1)
 
 
-def _texts_of(padded: npt.NDArray[np.uint8], span: Span, chosen: Places) -> list[str] | None:
+def _decoded(padded: npt.NDArray[np.uint8], span: Span, chosen: Places) -> list[str] | None:
     """Return the text of a span of each record; None where one is no text, or has a NUL, which parts them here."""
     starts, sizes = span.starts[chosen], span.ends[chosen] - span.starts[chosen]
     # Behind each text one byte of the padding, a NUL.

@@ -163,6 +163,8 @@ lock: ## resolve the versions again (needs uv)
 	  --output-file requirements-dev.lock
 	$(COMPILE) --constraints requirements-dev.lock --group build --extra uvloop pyproject.toml \
 	  --output-file requirements.lock
+	$(COMPILE) --constraints requirements-dev.lock --extra aws --extra uvloop pyproject.toml \
+	  --output-file requirements-image.lock
 	$(COMPILE) --upgrade --group pyproject.toml:docs --output-file requirements-docs.lock
 	$(COMPILE) --upgrade --group pyproject.toml:fuzz --output-file requirements-fuzz.lock
 	$(COMPILE) --upgrade --group pyproject.toml:libvirt --output-file requirements-libvirt.lock

@@ -1,5 +1,6 @@
 """Starts the real commands as processes of their own, waits until they serve, and ends them."""
 
+import itertools
 import os
 import signal
 import socket
@@ -21,12 +22,23 @@ _RECONNECT = [
 ]
 
 
+#: A process listens seconds after its port was chosen. Linux gives ports from 32768 to connections that are opened
+#: meanwhile, and control planes of tests take those from 20000: each worker of pytest has 500 others to itself.
+_PORTS_FIRST, _PORTS_PER_WORKER, _WORKERS_MAX = 10_000, 500, 20
+_first = _PORTS_FIRST + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _WORKERS_MAX * _PORTS_PER_WORKER
+_ports = itertools.cycle(range(_first, _first + _PORTS_PER_WORKER))
+
+
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a loopback port that is free, and that this process has not returned lately."""
+    for port in itertools.islice(_ports, _PORTS_PER_WORKER):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no port is free")
 
 
 def bigfleet(*arguments: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Says what a BigFleet installation consists of: bill of materials, licences, known vulnerabilities.
 
-All of it follows from requirements.lock, which is what `make up`, packages and images install.
+All of it follows from requirements-image.lock: what the image runs with, `bigfleet provider aws` included.
 
     python -m tools.supply_chain licences > docs/licences.md
     python -m tools.supply_chain sbom cyclonedx-py build/bigfleet.cdx.json
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-LOCK: Final = Path(__file__).parents[1] / "requirements.lock"
+LOCK: Final = Path(__file__).parents[1] / "requirements-image.lock"
 #: A requirement of the lock file: name, version, and the marker of where it is needed.
 _REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)(?:\s*;\s*(.*?))?\s*\\?$")
 
@@ -29,6 +29,7 @@ PERMITTED: Final = {
     "0BSD": "0BSD",
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache 2.0": "Apache-2.0",
+    "Apache License 2.0": "Apache-2.0",
     "Apache Software License": "Apache-2.0",
     "Apache-2.0": "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception": "Apache-2.0 WITH LLVM-exception",
@@ -45,6 +46,8 @@ PERMITTED: Final = {
     "PSF-2.0": "PSF-2.0",
     "Zlib": "Zlib",
 }
+#: Packages whose metadata name no licence; these stand in the licence files that they bring.
+READ: Final = {"python-dateutil": "Apache-2.0 OR BSD-3-Clause"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ def locked(lock: Path = LOCK) -> list[Package]:
 
 def licence_of(metadata: Mapping[str, Any], classifiers: Sequence[str]) -> str:
     """Return the SPDX expression of a package. Raises SupplyChainFault for a licence that is not permitted."""
+    if metadata["Name"] in READ:
+        return READ[metadata["Name"]]
     said = metadata.get("License-Expression") or metadata.get("License") or ""
     if not said:
         said = " AND ".join(each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License :: "))
@@ -102,9 +107,9 @@ def licences_page(packages: Sequence[Package]) -> str:
     rows = "".join(f"| {package.name} | {licence} |\n" for package, licence in licences(packages))
     return f"""# Licences of the packages that BigFleet installs
 
-This page lists the packages that BigFleet installs (requirements.lock, on Linux with Python 3.11) and their licences.
-BigFleet itself is licensed under Apache-2.0. `python -m tools.supply_chain licences` writes this page; `make sbom`
-writes a CycloneDX bill of materials with the versions and hashes.
+This page lists the packages that BigFleet runs with (requirements-image.lock, on Linux with Python 3.11), and their
+licences. BigFleet itself is licensed under Apache-2.0. `python -m tools.supply_chain licences` writes this page;
+`make sbom` writes a CycloneDX bill of materials with the versions and hashes.
 
 | package | licence |
 |---|---|

@@ -32,8 +32,9 @@ import os
 os.environ["NUMBA_DISABLE_JIT"] = "1"
 import importlib, pathlib, pkgutil, bigfleet
 names = [path.name.partition(".")[0] for path in pathlib.Path("/usr/lib/python3.11/lib-dynload").glob("*.so")]
-# The first need hypothesis, which is for tests; the others run when they are imported.
-others = ("provider.testing", "__main__")
+# The first need hypothesis, which is for tests; the second needs libvirt, which the image does not have; the others run
+# when they are imported.
+others = ("provider.testing", "backends.libvirt.binding", "__main__")
 for found in pkgutil.walk_packages(bigfleet.__path__, "bigfleet.", onerror=lambda name: print("cannot be read:", name)):
     names.append(found.name)
 for name in names:

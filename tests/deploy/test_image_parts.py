@@ -12,7 +12,7 @@ from tools.image import build, debian
 from tools.image.debian import Pinned, fetch, locked
 from tools.image.faults import ImageFault
 from tools.image.layout import Appearance, read_blob, unpack_layout, write_layout
-from tools.image.wheels import LOCK, ROOT, runtime_requirements, unpack_wheel, write_commands
+from tools.image.wheels import LOCK, ROOT, image_requirements, unpack_wheel, write_commands
 
 # ---- packages of Python ----------------------------------------------------------------------------------------------
 
@@ -32,35 +32,27 @@ indirect==3.0 ; python_full_version >= '3.12' \\
 windows==1.0 ; sys_platform == 'win32' \\
     --hash=sha256:dd
     # via direct
-builder==1.0 \\
-    --hash=sha256:ee
-    # via bigfleet (pyproject.toml:build)
-shared==1.0 \\
-    --hash=sha256:ff
-    # via
-    #   builder
-    #   indirect
 """
 
 
-def test_an_image_gets_what_running_needs_with_all_hashes() -> None:
-    found = runtime_requirements(LOCKED)
+def test_an_image_gets_what_applies_to_its_python_and_system_with_all_hashes() -> None:
+    found = image_requirements(LOCKED)
 
     assert [line for line in found.splitlines() if "==" in line] == [
         "direct==1.0 \\",
         "indirect==2.0 ; python_full_version < '3.12' \\",
-        "shared==1.0 \\",
     ]
     assert [word for word in found.split() if word.startswith("--hash")] == [
-        f"--hash=sha256:{digest}" for digest in ("aa", "bb", "bc", "ff")
+        f"--hash=sha256:{digest}" for digest in ("aa", "bb", "bc")
     ]
 
 
 def test_every_dependency_of_the_project_is_found_in_its_lock_file_and_nothing_that_builds_it() -> None:
-    found = runtime_requirements(LOCK.read_text(encoding="utf-8"))
+    found = image_requirements(LOCK.read_text(encoding="utf-8"))
     names = {line.partition("==")[0] for line in found.splitlines() if line[:1].isalnum()}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["uvloop"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["uvloop"], *extras["aws"]]
 
     assert {each.partition(">")[0] for each in wanted} <= names
     assert not names & {"hatchling", "editables", "pip", "setuptools", "colorama", "pytest"}

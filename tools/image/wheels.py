@@ -1,4 +1,4 @@
-"""Fetches the wheels that requirements.lock pins for running BigFleet, makes BigFleet's own, and unpacks them."""
+"""Fetches the wheels that requirements-image.lock pins, makes BigFleet's own, and unpacks them."""
 
 import configparser
 import ensurepip
@@ -17,12 +17,11 @@ from tools.image.commands import run
 from tools.image.faults import ImageFault
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-LOCK: Final = ROOT / "requirements.lock"
+#: What running BigFleet needs, with the extras `aws` and `uvloop`.
+LOCK: Final = ROOT / "requirements-image.lock"
 PYTHON: Final = "3.11"
 #: Oldest first; the C library of Debian 12 is 2.36.
 _PLATFORMS: Final = ("manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in (17, 24, 26, 27, 28, 31, 34)))
-#: Who requires what is for running, as the lock file calls it; what builds the project is for another name.
-_PROJECT: Final = "bigfleet (pyproject.toml)"
 _MARKERS: Final = {
     "implementation_name": "cpython",
     "os_name": "posix",
@@ -33,36 +32,28 @@ _MARKERS: Final = {
     "python_version": PYTHON,
     "sys_platform": "linux",
 }
-_REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+)==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
-#: Packages' own tests, and headers for those who compile against them.
+_REQUIREMENT: Final = re.compile(r"^[A-Za-z0-9._-]+==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
+#: Packages' own tests, headers for those who compile against them, and the services of AWS that nothing here calls.
 _LEFT_OUT: Final = re.compile(
     r"(numba|llvmlite|numpy)/(.*/)?tests/|numpy/(f2py|distutils|_core/include|_core/lib)/|numba/cuda/|.*\.(pyi|pxd|pyx|c|h|cpp|hpp)$"
+    r"|boto3/data/|boto3/examples/|botocore/data/(?!(ec2|pricing|s3|sqs|sts)/)[^/]+/"
 )
 _DATA: Final = re.compile(r"[^/]+\.data/(?P<scheme>[a-z]+)/(?P<rest>.+)")
 
 
-def runtime_requirements(lock: str) -> str:
-    """Return the part of a lock file that BigFleet needs to run in the image, hashes included."""
-    blocks: dict[str, tuple[str, set[str]]] = {}
-    for block in re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE):
-        lines = block.splitlines()
-        match = _REQUIREMENT.match(lines[0]) if lines else None
-        if match is None or (match[2] and not Marker(match[2]).evaluate(dict(_MARKERS))):
-            continue
-        asking = {line.lstrip("# ").removeprefix("via ") for line in lines if line.lstrip().startswith("#")}
-        blocks[match[1]] = (block, asking)
-    needed = {name for name, (_block, asking) in blocks.items() if _PROJECT in asking}
-    waiting = set(needed)
-    while waiting:
-        waiting = {name for name, (_block, asking) in blocks.items() if asking & needed} - needed
-        needed |= waiting
-    return "".join(block for name, (block, _asking) in blocks.items() if name in needed)
+def image_requirements(lock: str) -> str:
+    """Return the part of a lock file that applies to the image's Python and system, hashes included."""
+    blocks = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)
+    found = ((_REQUIREMENT.match(block.partition("\n")[0]), block) for block in blocks)
+    return "".join(
+        block for match, block in found if match and (not match[1] or Marker(match[1]).evaluate(dict(_MARKERS)))
+    )
 
 
 def fetch_wheels(folder: Path, environment: Mapping[str, str]) -> list[Path]:
     """Fetch the wheels for the image's Python into a folder; return them by name. Raises ImageFault."""
     requirements = folder / "requirements.txt"
-    requirements.write_text(runtime_requirements(LOCK.read_text(encoding="utf-8")), encoding="utf-8")
+    requirements.write_text(image_requirements(LOCK.read_text(encoding="utf-8")), encoding="utf-8")
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
     run(
         [

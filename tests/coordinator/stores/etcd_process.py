@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +12,7 @@ from pathlib import Path
 from bigfleet.rpc.etcd.client import EtcdClient, EtcdUnavailable, StoreTls
 from bigfleet.rpc.security.tls import TlsPaths
 from tests.patience import PATIENCE_SECONDS
+from tests.processes import free_port
 
 MISSING = (
     "NO etcd ON THIS MACHINE: the coordinator's store is NOT PROVEN. Install Debian's etcd-server, or put etcd 3.4 or"
@@ -29,15 +29,6 @@ def etcd_program() -> str | None:
             subprocess.run(command, env=environment, capture_output=True, check=False, timeout=300)
         found = shutil.which("etcd")
     return found
-
-
-def free_ports(number: int) -> list[int]:
-    """Return ports that nobody listens on now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-    ports = [int(each.getsockname()[1]) for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -112,7 +103,7 @@ class Cluster:
 
     def __init__(self, program: str, directory: Path, number: int, tls: TlsPaths | None = None) -> None:
         """With `tls` members show that certificate, and serve who has one of the same authority."""
-        ports = free_ports(2 * number)
+        ports = [free_port() for _ in range(2 * number)]
         self.members = [
             Member(program, directory, f"m{index}", ports[2 * index], ports[2 * index + 1], tls)
             for index in range(number)

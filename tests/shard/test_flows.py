@@ -186,7 +186,7 @@ async def test_a_drain_without_a_session_goes_on_with_the_full_grace() -> None:
     operator = world.connect("c1")
     operator.report()
     world.shard.stop_sessions()
-    await world.shard._clock.sleep(601)
+    await world.shard._clock.sleep(3601)
     await world.cycle()
 
     assert provider.grace_seconds["m1"] == 600

@@ -105,6 +105,13 @@ def need(cluster: str, cpu: str, *, priority: int = 100, group: str = "", **prof
     )
 
 
+def at(world: "World", machine_id: str) -> Machine:
+    """Return what the shard knows of a machine."""
+    found = world.shard.inventory.get(machine_id)
+    assert found is not None
+    return found
+
+
 def note_pending(shard: Shard, machine_id: str) -> None:
     """Let a shard believe that an action of the machine runs, until its ledger is emptied."""
     known = MachineId(machine_id)

@@ -63,6 +63,7 @@ FLAGS: list[tuple[str, str]] = [
     ("shard --provider-addr 127.0.0.1:1 --join-gate maybe", "--join-gate: 'maybe' is unknown"),
     ("shard --provider-addr 127.0.0.1:1 --join-deadline 0s", "--join-deadline"),
     ("shard --provider-addr 127.0.0.1:1 --cluster-silence-alert soon", "--cluster-silence-alert"),
+    ("shard --provider-addr 127.0.0.1:1 --reclaim-without-session no", "--reclaim-without-session"),
     ("shard --provider-addr 127.0.0.1:1 --available-capacity-interval often", "--available-capacity-interval"),
     ("shard --provider-addr 127.0.0.1:1 --execute-concurrency many", "--execute-concurrency"),
     ("provider nope", "nope"),

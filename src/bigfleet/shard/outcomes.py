@@ -83,6 +83,8 @@ class ActionRecord:
     started_seconds: float = 0.0
     #: From there to its end; 0 for what was not carried out.
     seconds: float = 0.0
+    #: A drain that began without an operator, so that no budget of a pod was honoured.
+    is_without_session: bool = False
     #: Sequence number of the fence token of its mutating call, 0 when there was none.
     token_sequence: int = 0
 

@@ -236,6 +236,8 @@ class ShardSettings:
     join_gate: JoinGate = JoinGate.OBSERVE
     join_deadline_seconds: float = 900.0
     cluster_silence_seconds: float = 600.0
+    #: How long the excess machines of a cluster without a session wait for one; infinity is for ever.
+    reclaim_without_session_seconds: float = 3600.0
     #: Least time between two hints of one (cluster, fingerprint).
     available_capacity_interval_seconds: float = 5.0
     #: Shards that are gone for good, and whose bound machines count as ours.

@@ -209,6 +209,7 @@ class WorldPlan(msgspec.Struct, frozen=True, kw_only=True):
             join_gate=JoinGate(self.join_gate),
             join_deadline_seconds=300.0,
             cluster_silence_seconds=120.0,
+            reclaim_without_session_seconds=120.0,
             report_interval_seconds=self.report_seconds,
         )
 

@@ -5,9 +5,8 @@ from itertools import pairwise
 import pytest
 
 from bigfleet.model.frames import DrainOutcome
-from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
-from tests.shard.world import ScriptedProvider, World, machine, need
+from tests.shard.world import ScriptedProvider, World, at, machine, need
 
 S = MachineState
 HELD = "m1"
@@ -55,9 +54,9 @@ async def test_it_is_held_for_ten_minutes_doubled_to_two_hours() -> None:
     waits = [round((later - earlier) / 60) for earlier, later in pairwise(asked)]
     assert waits == [10, 20, 40, 80, 120, 120]
     assert world.metric("reclaim_held_machines") == 1
-    until_unix_nanos, why = world.shard.guardrails.delay_of(MachineId(HELD))
+    until_unix_nanos, why = world.shard.guardrails.delay_of(at(world, HELD))
     assert (until_unix_nanos > clock.unix_nanos(), why) == (True, "would_not_fit")
-    assert world.shard.guardrails.delay_of(MachineId("m0")) == (0, "")
+    assert world.shard.guardrails.delay_of(at(world, "m0")) == (0, "")
 
 
 @pytest.mark.rule("shard 9.3/14")

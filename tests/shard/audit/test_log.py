@@ -39,6 +39,7 @@ FIELDS = [
     "seconds",
     "operation_id",
     "token_sequence",
+    "without_session",
     "sequence",
     "chain",
 ]

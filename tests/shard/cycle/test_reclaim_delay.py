@@ -1,5 +1,7 @@
 """The reclaim delay: a machine is reclaimed after it has been excess without interruption for long enough (rail 5)."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,22 +9,30 @@ from structlog.testing import capture_logs
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
+from bigfleet.shard.audit.log import AuditLog
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers
 from bigfleet.shard.ports import JoinGate, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
-from tests.shard.world import ScriptedProvider, World, machine, need
+from tests.shard.audit.audit_memory import MemoryAuditLog
+from tests.shard.world import ScriptedProvider, World, at, machine, need
 
 S = MachineState
 AFTER_SECONDS = 600.0
 CYCLE_SECONDS = 10.0
 
 
-def world_of(machines: int, *, settings: ShardSettings | None = None, after_seconds: float = AFTER_SECONDS) -> World:
+def world_of(
+    machines: int,
+    *,
+    settings: ShardSettings | None = None,
+    after_seconds: float = AFTER_SECONDS,
+    audit_log: AuditLog | None = None,
+) -> World:
     """Return a shard with that many machines Configured for c1, whose operator answers drains."""
     provider = ScriptedProvider()
     provider.add(*(machine(f"m{number}", S.CONFIGURED, cluster="c1") for number in range(machines)))
     settings = settings or ShardSettings(reclaim_cap_fraction=0)
-    return World(provider, settings=settings, reclaim_after_seconds=after_seconds)
+    return World(provider, settings=settings, reclaim_after_seconds=after_seconds, audit_log=audit_log)
 
 
 async def cycles(world: World, count: int, *, is_timer: bool = True) -> list[int]:
@@ -119,34 +129,79 @@ async def test_without_a_delay_reclaims_are_at_once() -> None:
 
 
 @pytest.mark.rule("shard 6/16")
+@pytest.mark.parametrize(
+    ("wait_seconds", "undisturbed"), [(3600.0, 361), (600.0, 61), (math.inf, 2000)], ids=["1h", "10m", "never"]
+)
 @pytest.mark.virtual_time
-async def test_a_delay_starts_over_with_the_process() -> None:
-    """A restart makes the wait longer, never shorter."""
-    world = world_of(2)
-    world.connect("c1").report(need("c1", "4"))
-    await cycles(world, 40)
-    again = World(world.provider, epoch=2, settings=ShardSettings(reclaim_cap_fraction=0), reclaim_after_seconds=600)
-    again.connect("c1").report(need("c1", "4"))
-
-    assert await cycles(again, 61) == [0] * 60 + [1]
-
-
-@pytest.mark.rule("shard 6/16")
-@pytest.mark.virtual_time
-async def test_the_delay_of_a_cluster_without_a_session_goes_on() -> None:
-    """Its last accepted demand stands, so what was excess stays excess.
-
-    While the operator may come back at any moment nobody would evict the pods (§9.3, D2''); then the drain follows D2'.
-    """
-    world = world_of(2)
+async def test_without_a_session_a_reclaim_waits_as_long_as_the_flag_says(
+    wait_seconds: float, undisturbed: int
+) -> None:
+    """Its last accepted demand stands, so what was excess stays excess; no program honours budgets (§9.3, D2'')."""
+    world = world_of(2, settings=ShardSettings(reclaim_cap_fraction=0, reclaim_without_session_seconds=wait_seconds))
     operator = world.connect("c1")
     operator.report(need("c1", "4"))
     await cycles(world, 30)
     world.shard.sessions.close(operator.session, CloseReason.GONE)
 
-    assert await cycles(world, 62) == [0] * 61 + [1]
+    assert await cycles(world, undisturbed) == [0] * undisturbed
+    assert sum(await cycles(world, 5)) == (0 if math.isinf(wait_seconds) else 1)
+
+
+@pytest.mark.rule("shard 6/16")
+@pytest.mark.virtual_time
+async def test_a_drain_without_a_session_is_counted_warned_of_and_recorded() -> None:
+    """Also when it begins after the hour; a drain with an operator says the contrary."""
+    log = MemoryAuditLog()
+    world = world_of(3, settings=ShardSettings(reclaim_cap_fraction=0), audit_log=log)
+    operator = world.connect("c1")
+    operator.report(need("c1", "8"))
+    await cycles(world, 61)
     await world.shard.actuator.run_inline()
+    operator.report(need("c1", "4"))
+    world.shard.sessions.close(operator.session, CloseReason.GONE)
+    with capture_logs() as logs:
+        await cycles(world, 365)
+        await world.shard.actuator.run_inline()
+
     assert world.metric("drains_without_session_total") == 1
+    (line,) = [each for each in logs if each["event"] == "drain.started_without_session"]
+    assert "PodDisruptionBudgets are not honoured" in line["advice"]
+    reclaims = [each for each in log.records if each["kind"] == "Reclaim"]
+    assert [each["without_session"] for each in reclaims] == [False, True]
+
+
+@pytest.mark.rule("shard 6/16")
+@pytest.mark.virtual_time
+async def test_what_waits_for_a_session_says_so() -> None:
+    """Once the reclaim delay is over; until then the delay is the reason."""
+    world = world_of(2)
+    operator = world.connect("c1")
+    operator.report(need("c1", "4"))
+    await cycles(world, 30)
+    world.shard.sessions.close(operator.session, CloseReason.GONE)
+    (excess,) = world.shard.guardrails.excess.since_seconds
+    found = at(world, excess)
+
+    assert world.shard.guardrails.delay_of(found)[1] == "excess"
+    await cycles(world, 40)
+    assert world.shard.guardrails.delay_of(found)[1] == "no_session"
+    world.connect("c1")
+    assert world.shard.guardrails.delay_of(found) == (0, "")
+
+
+@pytest.mark.rule("shard 6/16")
+@pytest.mark.virtual_time
+async def test_machines_of_a_retired_cluster_wait_until_it_is_silent() -> None:
+    """Whoever retires a cluster has said that no operator will come back: neither the hour nor `never` holds."""
+    world = world_of(2, settings=ShardSettings(reclaim_cap_fraction=0, reclaim_without_session_seconds=math.inf))
+    operator = world.connect("c1")
+    operator.report(need("c1", "8"))
+    await cycles(world, 1)
+    world.shard.sessions.close(operator.session, CloseReason.GONE)
+    await cycles(world, 61)
+    world.shard.retirement.retire("c1", owner="", reason="gone", force=False, hold_seconds=3600)
+
+    assert sum(await cycles(world, 62)) == 2
 
 
 @pytest.mark.rule("shard 9.3/4")

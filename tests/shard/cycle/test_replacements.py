@@ -17,7 +17,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.cycle.replacements import serving_for_replacements
 from tests.shard.cycle.test_pods import pods
 from tests.shard.exchange.test_proposals import Fleet
-from tests.shard.world import machine
+from tests.shard.world import at, machine
 
 S = MachineState
 ROW = pods("c1", ("1", 8))
@@ -117,7 +117,7 @@ async def test_machines_serve_until_what_a_composition_prefers_does() -> None:
     await fleet.minutes(240)
     assert serving(fleet) == ["c1-dear0", "c1-dear1"]
     assert fleet.world.metric("reclaim_waiting_for_replacement_machines") == 1
-    until_unix_nanos, reason = fleet.world.shard.guardrails.delay_of(MachineId("c1-dear1"))
+    until_unix_nanos, reason = fleet.world.shard.guardrails.delay_of(at(fleet.world, "c1-dear1"))
     assert (until_unix_nanos > 0, reason) == (True, "replacement_not_ready")
 
     for _ in range(30):

@@ -1,5 +1,6 @@
 """Parses values of a command line: durations, sizes and addresses, with errors that name what was expected."""
 
+import math
 import re
 
 from bigfleet.cli.runtime.failures import UsageFault
@@ -31,6 +32,16 @@ def parse_positive_duration_seconds(text: str, flag: str) -> float:
     if seconds <= 0:
         raise UsageFault(f"{flag}: {text!r} must be longer than zero")
     return seconds
+
+
+def parse_duration_or_never_seconds(text: str, flag: str) -> float:
+    """Return a duration that is above zero, or infinity for `never`. Raises UsageFault naming the flag."""
+    if text == "never":
+        return math.inf
+    try:
+        return parse_positive_duration_seconds(text, flag)
+    except UsageFault as fault:
+        raise UsageFault(f"{fault}, or never") from None
 
 
 def parse_size_bytes(text: str, flag: str) -> int:

@@ -29,6 +29,7 @@ from bigfleet.cli.flags.values import (
     check_dialable,
     check_log_level,
     parse_address,
+    parse_duration_or_never_seconds,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
@@ -171,6 +172,13 @@ _JoinDeadline = Annotated[
 _SilenceAlert = Annotated[
     str, typer.Option(metavar="DURATION", help="Time without a session after which a cluster is reported as silent.")
 ]
+_ReclaimWithoutSession = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION",
+        help="Time without a session after which a cluster's excess machines are reclaimed, or never.",
+    ),
+]
 _HintInterval = Annotated[
     str, typer.Option(metavar="DURATION", help="Minimum time between two capacity hints for one need.")
 ]
@@ -269,6 +277,7 @@ class ShardCommand(SwitchGroup):
                 "--join-gate",
                 "--join-deadline",
                 "--cluster-silence-alert",
+                "--reclaim-without-session",
                 "--available-capacity-interval",
                 "--outbox-frames",
                 "--hello-max-bytes",
@@ -332,6 +341,7 @@ class ShardFlags:
     join_gate: _JoinGate = "observe"
     join_deadline: _JoinDeadline = "15m"
     cluster_silence_alert: _SilenceAlert = "10m"
+    reclaim_without_session: _ReclaimWithoutSession = "1h"
     available_capacity_interval: _HintInterval = "5s"
     cluster_policy: _ClusterPolicy = None
     hello_max_bytes: _HelloMax = "64KiB"
@@ -404,6 +414,9 @@ class ShardFlags:
             join_deadline_seconds=parse_positive_duration_seconds(self.join_deadline, "--join-deadline"),
             cluster_silence_seconds=parse_positive_duration_seconds(
                 self.cluster_silence_alert, "--cluster-silence-alert"
+            ),
+            reclaim_without_session_seconds=parse_duration_or_never_seconds(
+                self.reclaim_without_session, "--reclaim-without-session"
             ),
             available_capacity_interval_seconds=parse_duration_seconds(
                 self.available_capacity_interval, "--available-capacity-interval"

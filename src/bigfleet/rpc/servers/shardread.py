@@ -168,7 +168,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
 
     def _machine_view(self, machine: Machine) -> shardread_pb2.MachineView:
         pending = self._shard.actuator.pending(machine.id)
-        delayed_until_unix_nanos, delay_reason = self._shard.guardrails.delay_of(machine.id)
+        delayed_until_unix_nanos, delay_reason = self._shard.guardrails.delay_of(machine)
         return shardread_pb2.MachineView(
             machine=machine_to_wire(machine, {}),
             **stamp_to_wire(machine),

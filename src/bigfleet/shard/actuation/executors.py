@@ -330,7 +330,7 @@ class Executors:
         deadline_seconds = self._clock.monotonic_seconds() + action.grace_seconds
         session = self._sessions.of(machine.cluster)
         if session is None and is_delayable(action) and machine.cluster in self._fit_holds.awaited_sessions():
-            record.message = "the session of its cluster has just ended"
+            record.message = "the session of its cluster has ended; the reclaim waits for the next one"
             return ActionOutcome.STALE
         if session is not None:  # D2: the instruction leaves before the state frame that drive() sends
             session.outbox.put(self._instruction(record, machine, action.grace_seconds))
@@ -345,8 +345,14 @@ class Executors:
         self._note_drain(machine.id, action.grace_seconds)
         grace_seconds = action.grace_seconds
         if session is None:  # D2'
+            record.is_without_session = True
             self._metrics.drains_without_session.inc()
-            _log.warning("drain.started_without_session", machine=machine.id, cluster=machine.cluster)
+            _log.warning(
+                "drain.started_without_session",
+                machine=machine.id,
+                cluster=machine.cluster,
+                advice="PodDisruptionBudgets are not honoured; start the cluster's operator",
+            )
         elif session.can(CAPABILITY_DRAIN_RESULT):  # D3
             result = await self._await_drained(record, machine, deadline_seconds, actuator)
             if result is None:

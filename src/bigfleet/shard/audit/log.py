@@ -230,6 +230,7 @@ class Audit:
             "seconds": round(record.seconds, 6),
             "operation_id": _text(record.operation_id),
             "token_sequence": record.token_sequence,
+            "without_session": record.is_without_session,
         }
 
 

@@ -107,8 +107,7 @@ class Shard:
         self.metrics = ShardMetrics(registry, self.inventory)
         self._clock = clock
         self._compute = compute
-        #: The last finished cycle, and the machines that could not be given away after it, as rows of its snapshot;
-        #: replaced, never changed.
+        #: The last finished cycle, and the rows of its machines that could not be given away after it; replaced only.
         self.view = CycleView()
         self.taken: MachineRows = np.zeros(0, np.int64)
         self._resources: OwnedResources = ownership_file or EVERYTHING
@@ -118,7 +117,8 @@ class Shard:
         self.machine_backoff = MachineBackoff(clock)
         self.demand_backoff = DemandBackoff(clock)
         self.stockouts = Stockouts(clock, self.metrics)
-        self.fit_holds = FitHolds(clock, self.publisher.awaited_sessions)
+        retired = retirements or MemoryRetirements()
+        self.fit_holds = FitHolds(clock, lambda: self.publisher.awaited_sessions(retired.records.keys()))
         self._make_ingest()
         #: Settings of single clusters; replaced, never changed.
         self.policies = ClusterPolicies()
@@ -143,7 +143,7 @@ class Shard:
         self._trigger = CycleTrigger(self._clock, settings.wake_gap_seconds)
         self._inspecting = asyncio.Lock()
         self._ages = ShortfallAges()
-        self._make_rollups(on_rollup, retirements or MemoryRetirements())
+        self._make_rollups(on_rollup, retired)
 
     def _make_sessions(self, file: OwnershipFile | None) -> None:
         """Make the sessions, and the parts that follow what operators report and are sent."""

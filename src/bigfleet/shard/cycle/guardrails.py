@@ -15,6 +15,7 @@ from bigfleet.engine.decision import Action, Decision
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
@@ -117,8 +118,9 @@ class Guardrails:
             capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
         )
 
-    def delay_of(self, machine_id: MachineId) -> tuple[int, str]:
+    def delay_of(self, machine: Machine) -> tuple[int, str]:
         """Return until when a machine's reclaim waits, Unix nanoseconds, and why; (0, "") for no such machine."""
+        machine_id = machine.id
         hold, since = self._fit_holds.get(machine_id), self.excess.since_seconds.get(machine_id)
         now_seconds, after_seconds = self._clock.monotonic_seconds(), self._settings.reclaim_after_seconds
         until_seconds, why = (now_seconds, "")
@@ -126,6 +128,8 @@ class Guardrails:
             until_seconds, why = since + after_seconds, "excess"
         elif machine_id in self._serving_on:
             until_seconds, why = now_seconds + self._settings.cycle_interval_seconds, "replacement_not_ready"
+        elif since is not None and machine.cluster in self._fit_holds.awaited_sessions():
+            until_seconds, why = now_seconds + self._settings.cycle_interval_seconds, "no_session"
         if hold is not None and hold.until_seconds >= until_seconds:
             until_seconds, why = hold.until_seconds, f"would_not_fit: {hold.text}" if hold.text else "would_not_fit"
         if not why:

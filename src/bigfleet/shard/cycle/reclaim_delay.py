@@ -94,9 +94,9 @@ class FitHolds:
     """
 
     def __init__(self, clock: Clock, awaited_sessions: Callable[[], Set[str]] = frozenset) -> None:
-        """`awaited_sessions` returns the clusters that lost their sessions a short while ago."""
+        """`awaited_sessions` returns the clusters whose excess machines wait for a session."""
         self._clock = clock
-        #: Of their machines none is reclaimed: nobody would evict the pods under their budgets.
+        #: Without an operator no program evicts the pods under their budgets.
         self.awaited_sessions = awaited_sessions
         self._holds: dict[MachineId, FitHold] = {}
 

@@ -15,8 +15,10 @@ _log = structlog.get_logger("bigfleet.shard.sessions.stale_clusters")
 class StaleClusters:
     """Since when each cluster that matters has had no session. Cost: the clusters, once per cycle."""
 
-    def __init__(self, *, alert_seconds: float) -> None:
+    def __init__(self, *, alert_seconds: float, reclaim_after_seconds: float) -> None:
+        """After `reclaim_after_seconds` without a session excess machines are reclaimed; infinity is never."""
         self._alert_seconds = alert_seconds
+        self._reclaim_after_seconds = reclaim_after_seconds
         #: All and only clusters with demand or machines and without a session, with the second of first sight so.
         self._since_seconds: dict[str, float] = {}
         self._silent: frozenset[str] = frozenset()
@@ -31,14 +33,25 @@ class StaleClusters:
         """Since when each cluster that matters has had no session, on the shard's monotonic clock; a live view."""
         return self._since_seconds
 
+    def session_opened(self, cluster: str) -> None:
+        """End the count; a cluster that was silent is reported as back by the next `look`."""
+        self._since_seconds.pop(cluster, None)
+
     def session_ended(self, cluster: str, now_seconds: float) -> None:
         """Count from the moment at which the session ended, not from the next cycle."""
         self._since_seconds[cluster] = now_seconds
 
-    def awaited(self, now_seconds: float) -> frozenset[str]:
-        """Return the clusters whose session ended a short while ago: it may come back at any moment."""
+    def awaited(self, now_seconds: float, retired: Set[str]) -> frozenset[str]:
+        """Return the clusters without a session whose excess machines wait for one.
+
+        Those of `retired` clusters wait until the cluster counts as silent.
+        """
+        most_seconds = self._reclaim_after_seconds
+        retired_seconds = min(self._alert_seconds, most_seconds)
         return frozenset(
-            cluster for cluster, seconds in self._since_seconds.items() if now_seconds - seconds <= self._alert_seconds
+            cluster
+            for cluster, seconds in self._since_seconds.items()
+            if now_seconds - seconds <= (retired_seconds if cluster in retired else most_seconds)
         )
 
     def look(self, *clusters: Set[str], sessions: Sessions, now_seconds: float) -> frozenset[str]:

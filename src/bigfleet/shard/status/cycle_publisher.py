@@ -144,7 +144,10 @@ class CyclePublisher:
         #: Reasons and classes of shortfalls since the start; at most the product of both.
         self._seen_shortfalls: set[tuple[UnmetReason, str]] = set()
         self.joins = NodeJoins(gate=settings.join_gate, deadline_seconds=settings.join_deadline_seconds)
-        self.silence = StaleClusters(alert_seconds=settings.cluster_silence_seconds)
+        self.silence = StaleClusters(
+            alert_seconds=settings.cluster_silence_seconds,
+            reclaim_after_seconds=settings.reclaim_without_session_seconds,
+        )
         self._hints = CapacityHints(interval_seconds=settings.available_capacity_interval_seconds)
         self._verdicts = NeedStatusPublisher()
         self._latency = ProvisioningLatency(metrics.provisioning_latency.observe)
@@ -163,6 +166,7 @@ class CyclePublisher:
     def session_opened(self, session: Session) -> None:
         """A session opened: its operator hears everything."""
         session.opened_seconds = self._clock.monotonic_seconds()
+        self.silence.session_opened(session.cluster)
         self._follow(session.cluster)
         self.frames_lost(session)
 
@@ -173,9 +177,9 @@ class CyclePublisher:
         self._follow(session.cluster)
         self.silence.session_ended(session.cluster, self._clock.monotonic_seconds())
 
-    def awaited_sessions(self) -> frozenset[str]:
-        """Return the clusters that lost their sessions a short while ago."""
-        return self.silence.awaited(self._clock.monotonic_seconds())
+    def awaited_sessions(self, retired: Set[str]) -> frozenset[str]:
+        """Return the clusters whose excess machines wait for a session; `retired` ones wait for a shorter time."""
+        return self.silence.awaited(self._clock.monotonic_seconds(), retired)
 
     def frames_lost(self, session: Session) -> None:
         """Frames to a session were dropped: send everything again."""

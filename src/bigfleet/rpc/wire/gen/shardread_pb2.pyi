@@ -487,7 +487,7 @@ class MachineView(_message.Message):
     reclaim_delayed_until_unix_nanos: _builtins.int
     """(ours) Excess, and kept at least until then; 0 when it is not."""
     reclaim_delayed_reason: _builtins.str
-    """(ours) Why: excess, replacement_not_ready, or would_not_fit with the operator's answer."""
+    """(ours) Why: excess, replacement_not_ready, no_session, or would_not_fit with the operator's answer."""
     @_builtins.property
     def machine(self) -> _provider_pb2.Machine: ...
     def __init__(

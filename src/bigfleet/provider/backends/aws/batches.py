@@ -5,8 +5,8 @@ nothing about a machine.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backends.aws.api import IDS_MAX, AwsError, Ec2, Ec2Instance
@@ -34,26 +34,39 @@ class Batches(Generic[T]):
         self._call = call
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[T | None]]] = {}
+        #: Ends when the batch that gathers now is due.
+        self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, item: str) -> T | None:
         """Return the item's result, None when the call has none. Raises what the call raised."""
         future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         if not self._waiting:
-            self._start(self._after(GATHER_SECONDS))
+            self._timer = self._started(self._send_after(GATHER_SECONDS))
         self._waiting.setdefault(item, []).append(future)
         if len(self._waiting) >= IDS_MAX:
-            self._start(self._after(0.0))
+            # At once, so that no further item comes into this batch before its request is made.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._started(self._send(self._taken()))
         return await future
 
-    def _start(self, work: Awaitable[None]) -> None:
+    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _after(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
+    def _taken(self) -> dict[str, list["asyncio.Future[T | None]"]]:
         batch, self._waiting = self._waiting, {}
+        return batch
+
+    async def _send_after(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        # The request is a task of its own: a full batch that comes next cancels the timer only.
+        self._started(self._send(self._taken()))
+
+    async def _send(self, batch: dict[str, list["asyncio.Future[T | None]"]]) -> None:
         items = [item for item, futures in batch.items() if not all(each.done() for each in futures)]
         if not items:
             return

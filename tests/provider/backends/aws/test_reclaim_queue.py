@@ -102,7 +102,9 @@ async def test_the_end_of_an_instance_that_delete_ended_is_no_loss(world: World)
     assert world.backend.event_counts == {"unknown": 2}
 
 
-async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_counts(world: World) -> None:
+async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An inventory that was under way while the instance was made must not make it unknown."""
     core, _ref = await world.machine()
     other = SPOT_MACHINE.replace("000", "001")
@@ -115,7 +117,7 @@ async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_count
             found = [each for each in found if each.id in shown]
         return found
 
-    world.ec2.describe = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(world.ec2, "describe", slow)
     reading = asyncio.ensure_future(world.backend.inventory())
     await core.create(other)
     ref = (await settled(core, other)).machine.host.ref

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backends.aws.api import IDS_MAX, AwsError, Ec2, Ec2Instance
-from bigfleet.provider.backends.aws.errors import Meaning, meaning_of
+from bigfleet.provider.backends.aws.errors import Meaning, is_unknown_instance, meaning_of
 from bigfleet.provider.operations.dispatch import TokenBucket
 
 T = TypeVar("T")
@@ -19,7 +19,6 @@ T = TypeVar("T")
 GATHER_SECONDS: Final = 0.25
 #: Not in an answer for so long after its launch, an instance is only not visible yet.
 VISIBLE_SECONDS_MAX: Final = 60.0
-NOT_FOUND_CODES: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 
 
 class InstanceGone(Exception):
@@ -184,7 +183,7 @@ async def terminate_each(ec2: Ec2, ids: Sequence[str]) -> dict[str, Exception | 
         await ec2.terminate(ids)
     except AwsError as error:
         if meaning_of(error) is Meaning.TRANSIENT or len(ids) == 1:
-            return dict.fromkeys(ids, None if error.code in NOT_FOUND_CODES else error)
+            return dict.fromkeys(ids, None if is_unknown_instance(error) else error)
         half = len(ids) // 2
         # EC2 refuses a whole batch for one id that it does not know.
         return {**await terminate_each(ec2, ids[:half]), **await terminate_each(ec2, ids[half:])}

@@ -17,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from botocore.parsers import ResponseParserError
 
 from bigfleet.provider.backends.aws.api import CONNECTION, PAGE_MAX, AwsError, Ec2Instance, Message, SpotPrice
+from bigfleet.provider.backends.aws.errors import is_absent_object, is_permitted_dry_run
 from bigfleet.provider.operations.invoke import BACKEND_THREADS
 
 T = TypeVar("T")
@@ -210,7 +211,7 @@ class BotoObjects:
         try:
             return await self._session.call("s3", "GetObject", read)
         except AwsError as error:
-            if error.code in ("NoSuchKey", "404"):
+            if is_absent_object(error):
                 return None
             raise
 
@@ -340,9 +341,15 @@ class BotoStart:
         """HeadBucket."""
         call_once(self._session.client("s3"), "s3:HeadBucket", lambda client: client.head_bucket(Bucket=bucket))
 
+    def find_object(self, bucket: str, key: str) -> None:
+        """HeadObject, which answers as GetObject does."""
+        call_once(
+            self._session.client("s3"), "s3:HeadObject", lambda client: client.head_object(Bucket=bucket, Key=key)
+        )
+
     def _dry_run(self, action: str, method: Callable[[Any], Any]) -> None:
         try:
             call_once(self._session.client("ec2"), f"ec2:{action}", method)
         except AwsError as error:
-            if error.code != "DryRunOperation":
+            if not is_permitted_dry_run(error):
                 raise

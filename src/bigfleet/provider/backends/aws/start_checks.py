@@ -5,7 +5,7 @@ serves without it.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -13,14 +13,16 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import MachineView
 from bigfleet.provider.backends.aws.api import AwsError
-from bigfleet.provider.backends.aws.errors import Meaning, meaning_of
+from bigfleet.provider.backends.aws.errors import Meaning, is_absent_object, is_forbidden, meaning_of
 from bigfleet.provider.backends.aws.launch import run_request
 from bigfleet.provider.backends.aws.offerings import AwsOffering
 
 _log = structlog.get_logger("bigfleet.provider.backends.aws.start_checks")
 
-#: A dry run says one of these when it got past the permissions.
-_PERMITTED = frozenset({"InvalidInstanceID.NotFound"})
+_LISTING_ADVICE: Final = (
+    "grant s3:ListBucket: without it S3 answers 403 in place of 404 for a result that is not there yet, and every "
+    "Configure and Drain fails"
+)
 
 
 class StartCalls(Protocol):
@@ -39,7 +41,11 @@ class StartCalls(Protocol):
         ...
 
     def find_bucket(self, bucket: str) -> None:
-        """Return when there is this bucket."""
+        """Return when there is this bucket, and it may be listed."""
+        ...
+
+    def find_object(self, bucket: str, key: str) -> None:
+        """Return when there is this object."""
         ...
 
 
@@ -51,6 +57,7 @@ def check_start(
     node_role: str,
     user_data: str,
     bucket: str,
+    prefix: str,
 ) -> list[str]:
     """Return one line for each refusal; none when everything is allowed. Raises LaunchFault for a wrong parameter."""
     refusals: list[str] = []
@@ -76,15 +83,27 @@ def check_start(
     try:
         calls.dry_run_terminate()
     except AwsError as error:
-        if error.code not in _PERMITTED:
-            _add(refusals, error, "")
+        _add(refusals, error, "")
+    _check_bucket(calls, refusals, bucket, prefix)
+    return refusals
+
+
+def _check_bucket(calls: StartCalls, refusals: list[str], bucket: str, prefix: str) -> None:
     try:
         calls.find_bucket(bucket)
+        return
     except AwsError as error:
-        # Without the right to list it a bucket that is there answers 403.
-        if error.status != 403:
+        if not is_forbidden(error):
             _add(refusals, error, f" for bucket {bucket}")
-    return refusals
+            return
+    # The right may be restricted to the prefix: what counts is the answer for a result that is not there.
+    try:
+        calls.find_object(bucket, f"{prefix}/start-check" if prefix else "start-check")
+    except AwsError as error:
+        if is_forbidden(error):
+            _log.warning("aws.bucket_not_listed", bucket=bucket, prefix=prefix, advice=_LISTING_ADVICE)
+        elif not is_absent_object(error):
+            _add(refusals, error, f" for bucket {bucket}")
 
 
 #: Launches that differ in none of these are checked once.

@@ -48,6 +48,15 @@ def test_each_refusal_at_the_start_is_one_line_and_the_exit_code_is_1(shim: Shim
     assert not (tmp_path / "s.db").exists()
 
 
+def test_a_type_of_xen_is_refused_at_the_start(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    offerings = [shim.offering(), shim.offering(instance_type="t2.large")]
+    done = run_bigfleet("provider", "aws", *flags(shim, tmp_path, *offerings), f"--state={tmp_path / 's.db'}")
+    assert done.returncode == 1
+    assert "bigfleet: aws: t2.large is not built on the Nitro System: " in done.stderr
+    assert "m6i.large" not in done.stderr
+
+
 def test_a_bucket_that_may_not_be_listed_is_a_warning_that_says_what_it_costs(shim: ShimClient, tmp_path: Path) -> None:
     shim.bucket()
     shim.fault("s3:HEAD", "AccessDenied", status=403, times=2)

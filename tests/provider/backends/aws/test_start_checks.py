@@ -1,6 +1,6 @@
 """What the start says of rights that are missing: refusals, and warnings with what they cost."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Calls:
         self._errors = errors
         self.launches: list[Mapping[str, Any]] = []
         self.probed: list[tuple[str, str]] = []
+        self.xen: set[str] = set()
 
     def _answer(self, call: str) -> None:
         if call in self._errors:
@@ -36,6 +37,10 @@ class Calls:
 
     def dry_run_terminate(self) -> None:
         self._answer("terminate")
+
+    def find_xen_types(self, instance_types: Iterable[str]) -> set[str]:
+        self._answer("types")
+        return self.xen & set(instance_types)
 
     def find_bucket(self, bucket: str) -> None:
         self._answer("bucket")
@@ -97,14 +102,31 @@ def test_a_bucket_that_is_not_there_is_a_refusal(tmp_path: Path) -> None:
     assert refusals == ["aws: s3:HeadBucket refused for bucket bucket: 404: Not Found"]
 
 
-@pytest.mark.parametrize("call", ["launch", "terminate", "bucket", "object"])
+@pytest.mark.parametrize("call", ["launch", "terminate", "bucket", "object", "types"])
 def test_an_aws_that_does_not_answer_prevents_no_start(call: str, tmp_path: Path) -> None:
     errors = {call: AwsError("ec2:X", CONNECTION, "closed")}
     if call == "object":
         errors["bucket"] = denied("s3:HeadBucket")
     refusals, warnings = check(Calls(**errors), tmp_path)
     assert refusals == []
-    assert [each["event"] for each in warnings] == ["aws.start_check_unanswered"]
+    unanswered = "aws.instance_types_unchecked" if call == "types" else "aws.start_check_unanswered"
+    assert [each["event"] for each in warnings] == [unanswered]
+
+
+def test_a_type_whose_instances_never_see_their_orders_is_refused(tmp_path: Path) -> None:
+    calls = Calls()
+    calls.xen = {"t2.large", "c4.large"}
+    refusals, _warnings = check(calls, tmp_path, OFFERING, {**OFFERING, "instance_type": "t2.large"})
+    assert refusals == [
+        "aws: t2.large is not built on the Nitro System: tags that come later do not reach its metadata service, so "
+        "that no agent gets an order; take another type"
+    ]
+
+
+def test_without_the_right_to_describe_types_the_start_goes_on_with_a_warning(tmp_path: Path) -> None:
+    refusals, warnings = check(Calls(types=denied("ec2:DescribeInstanceTypes", "UnauthorizedOperation")), tmp_path)
+    assert refusals == []
+    assert [each["event"] for each in warnings] == ["aws.instance_types_unchecked"]
 
 
 def test_launches_that_are_the_same_are_tried_once(tmp_path: Path) -> None:

@@ -475,6 +475,9 @@ class AwsBackend:
         self._ended.add(instance_id)
         error = await self._terminations.ask(instance_id)
         if isinstance(error, AwsError):
+            if meaning_of(error) is not Meaning.TRANSIENT:
+                # It goes on running.
+                self._ended.discard(instance_id)
             raise raised(error) from error
 
     async def adopt(self, machine: MachineView) -> Found:

@@ -19,6 +19,11 @@ from bigfleet.provider.backends.aws.offerings import AwsOffering
 
 _log = structlog.get_logger("bigfleet.provider.backends.aws.start_checks")
 
+#: docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html
+_XEN_FAULT: Final = (
+    "is not built on the Nitro System: tags that come later do not reach its metadata service, so that no agent gets "
+    "an order; take another type"
+)
 _LISTING_ADVICE: Final = (
     "grant s3:ListBucket: without it S3 answers 403 in place of 404 for a result that is not there yet, and every "
     "Configure and Drain fails"
@@ -38,6 +43,10 @@ class StartCalls(Protocol):
 
     def dry_run_terminate(self) -> None:
         """Return when the end of an instance would be allowed."""
+        ...
+
+    def find_xen_types(self, instance_types: Iterable[str]) -> set[str]:
+        """Return those of the types whose hypervisor is Xen."""
         ...
 
     def find_bucket(self, bucket: str) -> None:
@@ -68,6 +77,8 @@ def check_start(
             return []
         # Without an identity every other call would say the same.
         return [f"aws: {error.action} refused: {error.code}: {error.message}"]
+    offerings = tuple(offerings)
+    _check_types(calls, refusals, offerings)
     launches: dict[str, tuple[AwsOffering, dict[str, Any]]] = {}
     for each in offerings:
         request = _request(each, provider=provider, node_role=node_role, user_data=user_data)
@@ -86,6 +97,16 @@ def check_start(
         _add(refusals, error, "")
     _check_bucket(calls, refusals, bucket, prefix)
     return refusals
+
+
+def _check_types(calls: StartCalls, refusals: list[str], offerings: Iterable[AwsOffering]) -> None:
+    try:
+        xen = calls.find_xen_types({each.instance_type for each in offerings})
+    except AwsError as error:
+        # A type that there is not is refused by the dry run of its launch.
+        _log.warning("aws.instance_types_unchecked", error=str(error))
+        return
+    refusals += [f"aws: {each} {_XEN_FAULT}" for each in sorted(xen)]
 
 
 def _check_bucket(calls: StartCalls, refusals: list[str], bucket: str, prefix: str) -> None:

@@ -23,8 +23,9 @@ BUCKET = "bootstrap"
 class ShimClient:
     """One running shim."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, url_ipv6: str = "") -> None:
+        """`url_ipv6` reaches it as well; "" on a host without IPv6."""
+        self.url, self.url_ipv6 = url, url_ipv6
 
     def control(self, what: str, **asked: object) -> Any:
         """Ask the shim itself."""

@@ -4,6 +4,7 @@ docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-servic
 """
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ ROLE = "nodes"
 
 
 @contextmanager
-def metadata_service(instance_id: str, tags: Callable[[], Mapping[str, str]]) -> Iterator[str]:
+def metadata_service(instance_id: str, tags: Callable[[], Mapping[str, str]], host: str = "127.0.0.1") -> Iterator[str]:
     """Yield the URL of the service of an instance; `tags` returns its tags of now."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,11 +48,14 @@ def metadata_service(instance_id: str, tags: Callable[[], Mapping[str, str]]) ->
         def log_message(self, format: str, *args: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    server = Server((host, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"http://{f'[{host}]' if ':' in host else host}:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

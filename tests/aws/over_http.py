@@ -58,10 +58,15 @@ def make_backend(
 
 @asynccontextmanager
 async def served(
-    shim: ShimClient, folder: Path, *offerings: Mapping[str, object], reconcile_seconds: float = 3600.0, **more: Any
+    shim: ShimClient,
+    folder: Path,
+    *offerings: Mapping[str, object],
+    reconcile_seconds: float = 3600.0,
+    endpoint_url: str = "",
+    **more: Any,
 ) -> AsyncIterator[CapacityCore]:
     """Yield a started core over the backend, and stop it."""
-    session = AwsSession(region=REGION, endpoint_url=shim.url)
+    session = AwsSession(region=REGION, endpoint_url=endpoint_url or shim.url)
     backend = make_backend(shim, session, folder, list(offerings) or [shim.offering()], **more)
     options = CoreOptions(reconcile_interval_seconds=reconcile_seconds, failed_hold_seconds=0.0)
     core = await started(make_core(backend, readiness=AgentReady(backend), options=options))

@@ -1,6 +1,7 @@
 """The shipped agent as a real process: orders from a metadata service, data from the shim's S3, its answers.
 
-What this cannot show: that S3 takes curl's signature, and that an image's systemd runs the agent.
+What this cannot show: that S3 takes curl's signature, and that an image's systemd starts the unit that is written. No
+test asks a systemd of this host for anything.
 """
 
 import asyncio
@@ -25,7 +26,9 @@ from tests.patience import wait_until_async
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("curl") is None, reason="the agent needs curl"),
+    pytest.mark.skipif(
+        shutil.which("curl") is None and os.environ.get("BIGFLEET_REQUIRE_CURL") != "1", reason="curl is not installed"
+    ),
 ]
 
 #: Writes the node's name, and joins a moment later.
@@ -43,30 +46,40 @@ def tags_of(shim: ShimClient, instance_id: str) -> Mapping[str, str]:
 class Machine:
     """An instance of the shim with an agent of its own."""
 
-    def __init__(self, shim: ShimClient, folder: Path, instance_id: str, metadata_url: str) -> None:
-        self.state, self.hooks = folder / "state", folder / "hooks"
-        self.hooks.mkdir(exist_ok=True)
-        url = bucket_url(BUCKET, PREFIX, region=REGION, endpoint_url=shim.url)
+    def __init__(
+        self, shim: ShimClient, folder: Path, instance_id: str, metadata_url: str, *, endpoint_url: str = ""
+    ) -> None:
+        self.state, self.hooks, self.units, self.systemd = (
+            folder / name for name in ("state", "hooks", "units", "systemd")
+        )
+        self.programs, self.systemctl_calls = folder / "programs", folder / "systemctl-calls"
+        for each in (self.hooks, self.units, self.programs):
+            each.mkdir(exist_ok=True)
+        # No systemd of this host is asked for anything.
+        self._program("systemctl", f'echo "$*" >>{self.systemctl_calls}')
+        url = bucket_url(BUCKET, PREFIX, region=REGION, endpoint_url=endpoint_url or shim.url)
         script = folder / "user-data"
         script.write_text(render_agent(url, region=REGION, interval_seconds=0.1, metadata_url=metadata_url))
         self._environment = {
-            "PATH": os.environ["PATH"],
+            "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
             "BIGFLEET_STATE": str(self.state),
             "BIGFLEET_HOOKS": str(self.hooks),
+            "BIGFLEET_SYSTEMD": str(self.systemd),
+            "BIGFLEET_UNITS": str(self.units),
             "FOLDER": str(folder),
         }
-        self._script, self._instance_id = script, instance_id
+        self.script, self._instance_id = script, instance_id
 
     def install(self) -> None:
         """Do what cloud-init does at the first boot: the agent runs on by itself."""
-        subprocess.run(["sh", str(self._script)], env=self._environment, check=True, timeout=60)
+        subprocess.run(["sh", str(self.script)], env=self._environment, check=True, timeout=60)
 
     @contextmanager
     def running(self) -> Iterator["subprocess.Popen[bytes]"]:
         """Run the agent in a group of its own, and end it."""
         self.state.mkdir(exist_ok=True)
         process = subprocess.Popen(
-            ["sh", str(self._script), "run"], env=self._environment, start_new_session=True, stderr=subprocess.DEVNULL
+            ["sh", str(self.script), "run"], env=self._environment, start_new_session=True, stderr=subprocess.DEVNULL
         )
         try:
             yield process
@@ -76,8 +89,15 @@ class Machine:
 
     def hook(self, name: str, body: str) -> None:
         """Put a hook on the image."""
-        (self.hooks / name).write_text(f"#!/bin/sh\n{body}\n")
-        (self.hooks / name).chmod(0o755)
+        _write_program(self.hooks / name, body)
+
+    def _program(self, name: str, body: str) -> None:
+        _write_program(self.programs / name, body)
+
+
+def _write_program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -174,9 +194,9 @@ async def test_an_agent_that_was_killed_answers_after_its_restart_without_runnin
             assert (tmp_path / "ran").read_text() == "x\n"
 
 
-@pytest.mark.skipif(os.path.isdir("/run/systemd/system"), reason="the agent would install a unit on this host")
-async def test_user_data_installs_an_agent_that_runs_on(shim: ShimClient, tmp_path: Path) -> None:
-    """Where there is no systemd; with it a unit is written, which no test here can start."""
+async def test_user_data_installs_an_agent_that_runs_on_where_there_is_no_systemd(
+    shim: ShimClient, tmp_path: Path
+) -> None:
     shim.bucket()
     async with served(shim, tmp_path) as core:
         ref = await created(core)
@@ -189,6 +209,52 @@ async def test_user_data_installs_an_agent_that_runs_on(shim: ShimClient, tmp_pa
                 assert (await settled(core, MACHINE)).state is MachineState.CONFIGURED
             finally:
                 os.killpg(int((tmp_path / "session").read_text()), signal.SIGKILL)
+    assert not machine.systemctl_calls.exists()
+    assert list(machine.units.iterdir()) == []
+
+
+def test_user_data_installs_a_unit_where_there_is_systemd(shim: ShimClient, tmp_path: Path) -> None:
+    machine = Machine(shim, tmp_path, "i-1", "http://127.0.0.1:9")
+    machine.systemd.mkdir()
+    machine.install()
+    assert machine.systemctl_calls.read_text().splitlines() == ["daemon-reload", "enable --now --quiet bigfleet-agent"]
+    (unit,) = machine.units.iterdir()
+    assert unit.name == "bigfleet-agent.service"
+    assert f"ExecStart={machine.state / 'agent'} run\nRestart=always\nKillMode=process\n" in unit.read_text()
+    # What it runs is a copy that outlives cloud-init's.
+    assert (machine.state / "agent").read_text() == machine.script.read_text()
+    assert os.access(machine.state / "agent", os.X_OK)
+    if shutil.which("systemd-analyze"):
+        subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)], check=True, timeout=60)
+
+
+async def test_a_drain_without_a_hook_stops_the_units_of_a_node(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    async with served(shim, tmp_path) as core:
+        ref = await created(core)
+        with metadata_service(ref, lambda: tags_of(shim, ref)) as url:
+            machine = Machine(shim, tmp_path, ref, url)
+            with machine.running():
+                await core.configure(MACHINE, "team-a", b"#!/bin/sh\n", {})
+                assert (await settled(core, MACHINE)).state is MachineState.CONFIGURED
+                await core.drain(MACHINE, 0)
+                assert (await settled(core, MACHINE)).state is MachineState.IDLE
+    assert machine.systemctl_calls.read_text().splitlines() == ["stop kubelet", "stop k3s-agent"]
+
+
+async def test_addresses_of_ipv6_are_read_as_they_are(shim: ShimClient, tmp_path: Path) -> None:
+    if not shim.url_ipv6:
+        pytest.skip("this host has no ::1")
+    shim.bucket()
+    async with served(shim, tmp_path, endpoint_url=shim.url_ipv6) as core:
+        ref = await created(core)
+        with (
+            metadata_service(ref, lambda: tags_of(shim, ref), "::1") as url,
+            Machine(shim, tmp_path, ref, url, endpoint_url=shim.url_ipv6).running(),
+        ):
+            await core.configure(MACHINE, "team-a", JOINS, {})
+            record = await settled(core, MACHINE)
+    assert (record.state, record.machine.node_name) == (MachineState.CONFIGURED, "node-7.internal")
 
 
 def test_the_agent_fits_into_user_data_many_times() -> None:

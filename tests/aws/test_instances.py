@@ -1,6 +1,6 @@
 """Create and Delete through boto3 and HTTP: each error at each call, and one instance after any lost answer.
 
-The kit's retries draw their waits from a seeded source; nothing here asserts how long anything took.
+Retries wait for random times from a seeded generator. No test here asserts a duration.
 """
 
 from pathlib import Path

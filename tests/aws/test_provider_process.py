@@ -1,5 +1,6 @@
 """`bigfleet provider aws` as a process: refusals at the start, and kills in the middle of each call."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -45,6 +46,27 @@ def test_each_refusal_at_the_start_is_one_line_and_the_exit_code_is_1(shim: Shim
         "aws: s3:HeadBucket refused for bucket no-such-bucket: 404: Not Found",
     ]
     assert not (tmp_path / "s.db").exists()
+
+
+def test_a_type_of_xen_is_refused_at_the_start(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    offerings = [shim.offering(), shim.offering(instance_type="t2.large")]
+    done = run_bigfleet("provider", "aws", *flags(shim, tmp_path, *offerings), f"--state={tmp_path / 's.db'}")
+    assert done.returncode == 1
+    assert "bigfleet: aws: t2.large is not built on the Nitro System: " in done.stderr
+    assert "m6i.large" not in done.stderr
+
+
+def test_a_bucket_that_may_not_be_listed_is_a_warning_that_says_what_it_costs(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    shim.fault("s3:HEAD", "AccessDenied", status=403, times=2)
+    provider = Provider(shim, tmp_path, f"127.0.0.1:{free_port()}")
+    with provider.served():
+        warnings = [
+            json.loads(line) for line in provider.log.read_text().splitlines() if "aws.bucket_not_listed" in line
+        ]
+    assert [(each["level"], each["bucket"], each["prefix"]) for each in warnings] == [("warning", BUCKET, PREFIX)]
+    assert "answers 403 in place of 404" in warnings[0]["advice"]
 
 
 def test_without_credentials_the_start_ends_with_one_line(

@@ -3,7 +3,7 @@
 import pytest
 
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import MachineLookup
+from bigfleet.provider.backend import Consults, MachineLookup
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.backends.multiplex import Multiplex
 from tests.provider.harness import SLOT, bring_to, make_core, settle, started
@@ -48,6 +48,24 @@ async def test_each_part_of_a_multiplex_that_wants_it_is_shown_the_state() -> No
     known = part.lookup(SLOT)
     assert known is not None
     assert known.machine.state is MachineState.IDLE
+
+
+@pytest.mark.virtual_time
+async def test_a_part_with_two_prefixes_is_given_the_lookup_once() -> None:
+    lookups: list[MachineLookup] = []
+
+    class Counting(FakeBackend):
+        def consult(self, lookup: MachineLookup) -> None:
+            lookups.append(lookup)
+
+    part = Counting(0)
+    make_core(Multiplex({"a-": part, "b-": part}))
+    assert len(lookups) == 1
+
+
+def test_a_multiplex_consults_only_if_a_part_does() -> None:
+    assert not isinstance(Multiplex({"a-": FakeBackend(0)}), Consults)
+    assert isinstance(Multiplex({"a-": FakeBackend(0), "b-": Consulting(0)}), Consults)
 
 
 def test_a_consult_that_cannot_be_called_is_refused_at_the_start() -> None:

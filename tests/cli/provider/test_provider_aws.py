@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import run_here
+from tests.processes import free_port
 
 OFFERING = {
     "instance_type": "m6i.large",
@@ -41,6 +42,10 @@ RIGHT = {
         ({"--poll-interval": "soon"}, "--poll-interval: 'soon'"),
         ({"--interruption-queue": "queue"}, "--interruption-queue: 'queue' is no URL"),
         ({"--endpoint-url": "https://a'b"}, '--endpoint-url: "https://a\'b" is no URL'),
+        ({"--endpoint-url": "http://[::1"}, "--endpoint-url: 'http://[::1' is no URL"),
+        ({"--endpoint-url": "http://::1:5000"}, "--endpoint-url: 'http://::1:5000' is no URL"),
+        ({"--endpoint-url": "http://[host]:5000"}, "--endpoint-url: 'http://[host]:5000' is no URL"),
+        ({"--endpoint-url": "http://a:65536"}, "--endpoint-url: 'http://a:65536' is no URL"),
         ({"--advisor": "offerings.json"}, "--advisor offerings.json: not the Spot Instance Advisor's data"),
         ({"--addr": "here"}, "--addr: 'here' is no address"),
     ],
@@ -80,6 +85,22 @@ def test_a_mistake_in_the_offerings_is_named(changes: dict[str, object], text: s
     assert done.stderr.startswith("bigfleet: --offerings ")
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["[::1]", "127.0.0.1", "localhost"])
+def test_an_endpoint_that_does_not_answer_is_reached_for(
+    host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start asks AWS first, and then fails for want of a folder for its state."""
+    (tmp_path / "offerings.json").write_text(json.dumps([OFFERING]))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    flags = {**RIGHT, "--endpoint-url": f"http://{host}:{free_port()}", "--state": "no/such/folder/s.db"}
+    done = run_here("provider", "aws", *(f"{name}={value}" for name, value in flags.items()), cwd=tmp_path)
+
+    assert done.returncode != 0
+    assert "no/such/folder" in done.stderr.splitlines()[-1], done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_boto3_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

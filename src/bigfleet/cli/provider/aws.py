@@ -5,6 +5,7 @@ reported before the state file is opened.
 """
 
 import functools
+import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,10 @@ _log = structlog.get_logger("bigfleet.cli.provider.aws")
 NAME: Final = "aws"
 RESETS: Final = ("replace-root", "none", "delete-only")
 _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]+")
-_URL: Final = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._/-]*)?")
+_URL: Final = re.compile(
+    r"https?://([A-Za-z0-9._-]+|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._/-]*)?"
+)
+_PORT_MAX: Final = 65_535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +141,7 @@ def _asked(
     if not 0 < launch_rate <= 1000:
         raise UsageFault(f"--launch-rate: {launch_rate:g} is not above 0 and up to 1000")
     for flag, url in (("--endpoint-url", endpoint_url), ("--interruption-queue", interruption_queue)):
-        if url and not _URL.fullmatch(url):
+        if url and not _is_url(url):
             raise UsageFault(f"{flag}: {url!r} is no URL; write http:// or https:// and a host")
     poll_seconds = parse_positive_duration_seconds(poll_interval, "--poll-interval")
     try:
@@ -163,6 +167,16 @@ def _asked(
         poll_seconds=poll_seconds,
         user_data=render_agent(url, region=region, interval_seconds=poll_seconds),
     )
+
+
+def _is_url(text: str) -> bool:
+    found = _URL.fullmatch(text)
+    if found is None or int(found["port"] or 0) > _PORT_MAX:
+        return False
+    try:
+        return found["ipv6"] is None or bool(ipaddress.IPv6Address(found["ipv6"]))
+    except ipaddress.AddressValueError:
+        return False
 
 
 def _read(path: Path, provider: str) -> "tuple[AwsOffering, ...]":
@@ -200,6 +214,7 @@ def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, 
             node_role=asked.node_role,
             user_data=asked.user_data,
             bucket=asked.bucket,
+            prefix=asked.prefix,
         )
     except LaunchFault as fault:
         raise UsageFault(f"provider aws: {fault}") from fault

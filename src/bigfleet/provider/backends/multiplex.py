@@ -56,6 +56,7 @@ class Multiplex:
     admit: Callable[[MachineView, Kind], Admission | Refusal]
     settle: Callable[[MachineView, MachineState], Admission]
     feed: Callable[[Feed], Any]
+    consult: Callable[[MachineLookup], None]
 
     def __init__(
         self, parts: Mapping[str, Backend], *, provider: str = "multiplex", limits: Limits | None = None
@@ -81,10 +82,12 @@ class Multiplex:
             self.admit, self.settle = self._admit, self._settle
         if any(isinstance(part, Feeds) for part in members):
             self.feed = self._feed
+        if any(isinstance(part, Consults) for part in members):
+            self.consult = self._consult
 
-    def consult(self, lookup: MachineLookup) -> None:
-        """Give the lookup to the parts that want one."""
-        for part in self._parts.values():
+    def _consult(self, lookup: MachineLookup) -> None:
+        # A part that has several prefixes is one part.
+        for part in {id(part): part for part in self._parts.values()}.values():
             if isinstance(part, Consults):
                 part.consult(lookup)
 

@@ -1,10 +1,15 @@
 """What an error of AWS means at a launch and elsewhere, and what is remembered of a stockout."""
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.backend import MachineView, Stockout, Transient
+from bigfleet.provider.backends.aws import errors
 from bigfleet.provider.backends.aws.api import CONNECTION, AwsError
 from bigfleet.provider.backends.aws.errors import AwsRefused, raised
 from bigfleet.provider.backends.aws.stockouts import StockoutMemory
@@ -70,6 +75,20 @@ def test_everything_else_is_final_with_code_and_request_id(code: str) -> None:
 
 def test_a_quota_is_named_as_one() -> None:
     assert str(raised(error("VcpuLimitExceeded"), may_lack_capacity=True)).startswith("quota reached: ec2:RunInstances")
+
+
+def test_codes_of_aws_are_classified_in_one_module() -> None:
+    codes = {text for text in _texts(Path(errors.__file__)) if re.fullmatch(r"[A-Z][a-z]+([A-Z.][A-Za-z]+)+", text)}
+    assert {"InsufficientInstanceCapacity", "NoSuchKey", "InvalidInstanceID.NotFound", "DryRunOperation"} <= codes
+    for module in Path(errors.__file__).parent.glob("*.py"):
+        if module.name != "errors.py":
+            assert not codes & _texts(module), module.name
+
+
+def _texts(module: Path) -> set[str]:
+    """Return the string literals of a module."""
+    tree = ast.parse(module.read_text("utf-8"))
+    return {each.value for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
 
 
 @pytest.mark.virtual_time

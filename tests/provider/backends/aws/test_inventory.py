@@ -52,6 +52,22 @@ async def test_a_type_without_a_price_is_not_offered_until_it_has_one(tmp_path: 
     assert (await core.get(MACHINE)).machine.price_usd_per_hour == 0.1
 
 
+@pytest.mark.parametrize("offering", [OFFERING, SPOT_OFFERING, {**OFFERING, "capacity_type": "reserved"}])
+async def test_no_price_is_asked_for_when_the_file_has_them_all(
+    offering: dict[str, object], tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core = await started(make_core(make_backend(tmp_path, ec2, {**offering, "price_per_hour": 0.07}), options=PASSES))
+    machine_id = str((await core.list()).records[0].id)
+    await core.create(machine_id)
+    host = (await settled(core, machine_id)).machine.host.ref
+    # An instance of the same kind that is no machine's host has the price of the file as well.
+    tags = {**ec2.instances[host].tags, TAG_OPERATION: "op-before"}
+    ec2.instances["i-0ld"] = replace(ec2.instances[host], id="i-0ld", launched_unix_seconds=-1.0, tags=tags)
+    await ec2.clock.sleep(100)
+    assert (await core.get("aws/orphan/i-0ld")).machine.price_usd_per_hour == 0.07
+    assert (ec2.calls["GetProducts"], ec2.calls["DescribeSpotPriceHistory"]) == ([], [])
+
+
 async def test_an_outage_of_the_price_list_removes_nothing(tmp_path: Path, ec2: MemoryEc2) -> None:
     backend = make_backend(tmp_path, ec2, SPOT_OFFERING)
     ec2.faults["DescribeSpotPriceHistory"] = [refused("DescribeSpotPriceHistory", "InternalError", status=500)] * 100

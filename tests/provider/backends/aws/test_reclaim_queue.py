@@ -21,6 +21,7 @@ from tests.provider.backends.aws.memory_aws import (
     MemoryEc2,
     MemoryQueue,
     make_backend,
+    refused,
 )
 from tests.provider.harness import make_core, started
 
@@ -102,7 +103,18 @@ async def test_the_end_of_an_instance_that_delete_ended_is_no_loss(world: World)
     assert world.backend.event_counts == {"unknown": 2}
 
 
-async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_counts(world: World) -> None:
+async def test_after_a_delete_that_was_refused_events_about_the_instance_count_again(world: World) -> None:
+    core, ref = await world.machine()
+    world.ec2.faults["TerminateInstances"] = [refused("TerminateInstances", "OperationNotPermitted", "protected")]
+    await core.delete(SPOT_MACHINE)
+    assert (await settled(core, SPOT_MACHINE)).state is MachineState.FAILED
+    await world.say(WARNING, ref)
+    assert world.backend.event_counts == {"pushed": 1}
+
+
+async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An inventory that was under way while the instance was made must not make it unknown."""
     core, _ref = await world.machine()
     other = SPOT_MACHINE.replace("000", "001")
@@ -115,7 +127,7 @@ async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_count
             found = [each for each in found if each.id in shown]
         return found
 
-    world.ec2.describe = slow  # type: ignore[method-assign]
+    monkeypatch.setattr(world.ec2, "describe", slow)
     reading = asyncio.ensure_future(world.backend.inventory())
     await core.create(other)
     ref = (await settled(core, other)).machine.host.ref

@@ -11,7 +11,8 @@ from typing import Final
 METADATA_URL: Final = "http://169.254.169.254"
 AGENT: Final = Path(__file__).with_name("agent.sh")
 _BUCKET: Final = re.compile(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/([A-Za-z0-9._/-]*))?")
-_PLAIN: Final = re.compile(r"[A-Za-z0-9._:/@-]+")
+#: What a shell reads as it is between single quotes; brackets are those of an IPv6 address.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9._:/@\[\]-]+")
 
 
 class BucketFault(Exception):

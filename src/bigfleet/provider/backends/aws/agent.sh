@@ -2,14 +2,15 @@
 # Carries out BigFleet's orders on an instance of EC2 (docs/spec/aws-provider.md, section 4). cloud-init starts it as user
 # data at the first boot of a root volume. It needs curl 7.88 or newer and sha256sum.
 set -u
-url=@URL@ region=@REGION@ imds=@IMDS@ interval=@INTERVAL@
+url='@URL@' region='@REGION@' imds='@IMDS@' interval='@INTERVAL@'
 : "${BIGFLEET_STATE:=/var/lib/bigfleet-agent}" "${BIGFLEET_HOOKS:=/opt/bigfleet}"
+: "${BIGFLEET_SYSTEMD:=/run/systemd/system}" "${BIGFLEET_UNITS:=/etc/systemd/system}"
 if [ "${1:-}" != run ]; then
     mkdir -p "$BIGFLEET_STATE" && chmod 700 "$BIGFLEET_STATE"
     cp "$0" "$BIGFLEET_STATE/agent" && chmod 700 "$BIGFLEET_STATE/agent"
-    if [ -d /run/systemd/system ]; then
+    if [ -d "$BIGFLEET_SYSTEMD" ]; then
         printf '[Unit]\nAfter=network-online.target\n[Service]\nExecStart=%s run\nRestart=always\nKillMode=process\n[Install]\nWantedBy=multi-user.target\n' \
-            "$BIGFLEET_STATE/agent" >/etc/systemd/system/bigfleet-agent.service
+            "$BIGFLEET_STATE/agent" >"$BIGFLEET_UNITS/bigfleet-agent.service"
         systemctl daemon-reload && exec systemctl enable --now --quiet bigfleet-agent
     fi
     setsid "$BIGFLEET_STATE/agent" run >/dev/null 2>&1 </dev/null &

@@ -143,6 +143,8 @@ class AwsBackend:
         self._instances: Batches[Ec2Instance] = Batches(self._find_instances, clock)
         self._terminations: Batches[Exception] = Batches(self._terminate, clock)
         self._offerings: tuple[AwsOffering, ...] = ()
+        #: USD per hour by type, zone and capacity type, as the offerings say.
+        self._written_prices: dict[tuple[str, str, CapacityType], float] = {}
         self._lookup: MachineLookup = lambda _machine_id: None
         #: Operations that this process has launched for.
         self._asked: set[str] = set()
@@ -172,6 +174,11 @@ class AwsBackend:
     def set_offerings(self, offerings: Sequence[AwsOffering]) -> None:
         """Replace what is on offer, from the next inventory and Create on."""
         self._offerings = tuple(offerings)
+        self._written_prices = {
+            (each.instance_type, each.zone, each.capacity_type): each.price_usd_per_hour
+            for each in self._offerings
+            if each.price_usd_per_hour is not None
+        }
 
     # ---- facts ---------------------------------------------------------------------------------------------------
 
@@ -198,12 +205,20 @@ class AwsBackend:
         return PartialFacts(facts=tuple(found), unread_prefixes=tuple(unpriced))
 
     async def _refresh_prices(self, live: Sequence[Ec2Instance]) -> None:
-        unpriced = [each for each in self._offerings if each.price_usd_per_hour is None]
-        types = {each.instance_type for each in live} | {each.instance_type for each in unpriced}
-        spot_types = {each.instance_type for each in live if each.is_spot} | {
-            each.instance_type for each in unpriced if each.capacity_type is CapacityType.SPOT
+        """Ask AWS for prices that the offerings do not say."""
+        asked = {
+            (each.instance_type, each.capacity_type) for each in self._offerings if each.price_usd_per_hour is None
         }
-        await self._prices.refresh(types, spot_types)
+        for instance in live:
+            kind = self._capacity_type(instance)
+            if (instance.instance_type, instance.zone, kind) not in self._written_prices:
+                asked.add((instance.instance_type, kind))
+        types = {instance_type for instance_type, _kind in asked}
+        await self._prices.refresh(types, {each for each, kind in asked if kind is CapacityType.SPOT})
+
+    def _capacity_type(self, instance: Ec2Instance) -> CapacityType:
+        known = self._lookup(instance.tags.get(TAG_MACHINE, ""))
+        return capacity_type_of_instance(instance) if known is None else known.machine.capacity_type
 
     def _template(self, offering: AwsOffering) -> Slot | None:
         """Return what an offering's slots show, None while there is no price."""
@@ -233,8 +248,10 @@ class AwsBackend:
     def _describe_unoffered(self, instance: Ec2Instance) -> Slot:
         """Return the facts of an instance whose slot is no longer on offer, or never was."""
         known = self._lookup(instance.tags.get(TAG_MACHINE, ""))
-        capacity_type = capacity_type_of_instance(instance) if known is None else known.machine.capacity_type
-        usd = self._prices.price(instance.instance_type, instance.zone, capacity_type)
+        capacity_type = self._capacity_type(instance)
+        usd = self._written_prices.get((instance.instance_type, instance.zone, capacity_type))
+        if usd is None:
+            usd = self._prices.price(instance.instance_type, instance.zone, capacity_type)
         if usd is None:
             # Without a price the kit shows it in `admin quarantine`.
             usd = 0.0 if known is None else known.machine.price_usd_per_hour
@@ -458,6 +475,9 @@ class AwsBackend:
         self._ended.add(instance_id)
         error = await self._terminations.ask(instance_id)
         if isinstance(error, AwsError):
+            if meaning_of(error) is not Meaning.TRANSIENT:
+                # It goes on running.
+                self._ended.discard(instance_id)
             raise raised(error) from error
 
     async def adopt(self, machine: MachineView) -> Found:

@@ -5,12 +5,12 @@ nothing about a machine.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Final, Generic, TypeVar
 
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backends.aws.api import IDS_MAX, AwsError, Ec2, Ec2Instance
-from bigfleet.provider.backends.aws.errors import Meaning, meaning_of
+from bigfleet.provider.backends.aws.errors import Meaning, is_unknown_instance, meaning_of
 from bigfleet.provider.operations.dispatch import TokenBucket
 
 T = TypeVar("T")
@@ -19,7 +19,6 @@ T = TypeVar("T")
 GATHER_SECONDS: Final = 0.25
 #: Not in an answer for so long after its launch, an instance is only not visible yet.
 VISIBLE_SECONDS_MAX: Final = 60.0
-NOT_FOUND_CODES: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
 
 
 class InstanceGone(Exception):
@@ -34,26 +33,39 @@ class Batches(Generic[T]):
         self._call = call
         self._clock = clock
         self._waiting: dict[str, list[asyncio.Future[T | None]]] = {}
+        #: Ends when the batch that gathers now is due.
+        self._timer: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, item: str) -> T | None:
         """Return the item's result, None when the call has none. Raises what the call raised."""
         future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         if not self._waiting:
-            self._start(self._after(GATHER_SECONDS))
+            self._timer = self._started(self._send_after(GATHER_SECONDS))
         self._waiting.setdefault(item, []).append(future)
         if len(self._waiting) >= IDS_MAX:
-            self._start(self._after(0.0))
+            # At once, so that no further item comes into this batch before its request is made.
+            if self._timer is not None:
+                self._timer.cancel()
+            self._started(self._send(self._taken()))
         return await future
 
-    def _start(self, work: Awaitable[None]) -> None:
+    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _after(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
+    def _taken(self) -> dict[str, list["asyncio.Future[T | None]"]]:
         batch, self._waiting = self._waiting, {}
+        return batch
+
+    async def _send_after(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+        # The request is a task of its own: a full batch that comes next cancels the timer only.
+        self._started(self._send(self._taken()))
+
+    async def _send(self, batch: dict[str, list["asyncio.Future[T | None]"]]) -> None:
         items = [item for item, futures in batch.items() if not all(each.done() for each in futures)]
         if not items:
             return
@@ -171,7 +183,7 @@ async def terminate_each(ec2: Ec2, ids: Sequence[str]) -> dict[str, Exception | 
         await ec2.terminate(ids)
     except AwsError as error:
         if meaning_of(error) is Meaning.TRANSIENT or len(ids) == 1:
-            return dict.fromkeys(ids, None if error.code in NOT_FOUND_CODES else error)
+            return dict.fromkeys(ids, None if is_unknown_instance(error) else error)
         half = len(ids) // 2
         # EC2 refuses a whole batch for one id that it does not know.
         return {**await terminate_each(ec2, ids[:half]), **await terminate_each(ec2, ids[half:])}

@@ -5,7 +5,7 @@ the kit know the operation. It must never log a parameter.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
@@ -16,7 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, IncompleteReadError
 from botocore.parsers import ResponseParserError
 
-from bigfleet.provider.backends.aws.api import CONNECTION, PAGE_MAX, AwsError, Ec2Instance, Message, SpotPrice
+from bigfleet.provider.backends.aws.api import CONNECTION, IDS_MAX, PAGE_MAX, AwsError, Ec2Instance, Message, SpotPrice
+from bigfleet.provider.backends.aws.errors import is_absent_object, is_permitted_dry_run
 from bigfleet.provider.operations.invoke import BACKEND_THREADS
 
 T = TypeVar("T")
@@ -210,7 +211,7 @@ class BotoObjects:
         try:
             return await self._session.call("s3", "GetObject", read)
         except AwsError as error:
-            if error.code in ("NoSuchKey", "404"):
+            if is_absent_object(error):
                 return None
             raise
 
@@ -336,13 +337,38 @@ class BotoStart:
             lambda client: client.terminate_instances(InstanceIds=["i-00000000000000000"], DryRun=True),
         )
 
+    def find_xen_types(self, instance_types: Iterable[str]) -> set[str]:
+        """DescribeInstanceTypes, 100 a call."""
+        names = sorted(instance_types)
+        described = [
+            each
+            for start in range(0, len(names), IDS_MAX)
+            for each in self._described_types(names[start : start + IDS_MAX])
+        ]
+        return {each["InstanceType"] for each in described if each.get("Hypervisor") == "xen"}
+
+    def _described_types(self, names: Sequence[str]) -> Sequence[Mapping[str, Any]]:
+        answer = call_once(
+            self._session.client("ec2"),
+            "ec2:DescribeInstanceTypes",
+            lambda client: client.describe_instance_types(InstanceTypes=names),
+        )
+        described: Sequence[Mapping[str, Any]] = answer["InstanceTypes"]
+        return described
+
     def find_bucket(self, bucket: str) -> None:
         """HeadBucket."""
         call_once(self._session.client("s3"), "s3:HeadBucket", lambda client: client.head_bucket(Bucket=bucket))
+
+    def find_object(self, bucket: str, key: str) -> None:
+        """HeadObject, which answers as GetObject does."""
+        call_once(
+            self._session.client("s3"), "s3:HeadObject", lambda client: client.head_object(Bucket=bucket, Key=key)
+        )
 
     def _dry_run(self, action: str, method: Callable[[Any], Any]) -> None:
         try:
             call_once(self._session.client("ec2"), f"ec2:{action}", method)
         except AwsError as error:
-            if error.code != "DryRunOperation":
+            if not is_permitted_dry_run(error):
                 raise

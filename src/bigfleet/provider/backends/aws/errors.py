@@ -1,6 +1,7 @@
-"""Decides what an error of AWS means: no capacity, try again, or final.
+"""Decides what an error of AWS means: no capacity, try again, final, absent, forbidden.
 
-docs/spec/aws-provider.md §3. Of what is not listed it must never conclude that a retry helps.
+docs/spec/aws-provider.md §3. No other module knows a code of AWS. Of what is not listed it must never conclude that a
+retry helps.
 """
 
 from enum import Enum
@@ -40,6 +41,12 @@ _TRANSIENT: Final = frozenset(
 _STOCKOUT_REASONS: Final = frozenset(
     {"Server.InsufficientInstanceCapacity", "Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"}
 )
+#: EC2 does not know the instance, or never gave such an id.
+_UNKNOWN_INSTANCE: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
+_ABSENT_OBJECT: Final = frozenset({"NoSuchKey", "404"})
+#: EC2's answer to a dry run that it would carry out.
+_WOULD_SUCCEED: Final = "DryRunOperation"
+_FORBIDDEN_STATUS: Final = 403
 
 
 class Meaning(Enum):
@@ -77,6 +84,31 @@ def text_of(error: AwsError) -> str:
 def is_stockout_reason(reason: str) -> bool:
     """Return whether an instance with this state reason ended for want of capacity."""
     return reason in _STOCKOUT_REASONS
+
+
+def is_unknown_instance(error: AwsError) -> bool:
+    """Return whether EC2 does not know the instance of the call."""
+    return error.code in _UNKNOWN_INSTANCE
+
+
+def is_absent_object(error: AwsError) -> bool:
+    """Return whether S3 says that the object is not there."""
+    return error.code in _ABSENT_OBJECT
+
+
+def is_forbidden(error: AwsError) -> bool:
+    """Return whether a right is missing, as far as the HTTP status says."""
+    return error.status == _FORBIDDEN_STATUS
+
+
+def is_without_answer(error: AwsError) -> bool:
+    """Return whether no answer came, so that the next call would wait for as long."""
+    return error.code == CONNECTION
+
+
+def is_permitted_dry_run(error: AwsError) -> bool:
+    """Return whether a dry run got past the permissions."""
+    return error.code == _WOULD_SUCCEED or is_unknown_instance(error)
 
 
 def raised(error: AwsError, *, may_lack_capacity: bool = False) -> Exception:

@@ -14,7 +14,8 @@ import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import CapacityType
-from bigfleet.provider.backends.aws.api import CONNECTION, AwsError, Ec2, PriceList
+from bigfleet.provider.backends.aws.api import AwsError, Ec2, PriceList
+from bigfleet.provider.backends.aws.errors import is_without_answer
 
 _log = structlog.get_logger("bigfleet.provider.backends.aws.prices")
 
@@ -107,7 +108,7 @@ class AwsPrices:
             except (AwsError, ValueError, KeyError, TypeError) as error:
                 self._due_seconds[instance_type] = now_seconds + RETRY_SECONDS
                 _log.warning("aws.price_unread", instance_type=instance_type, error=str(error))
-                if isinstance(error, AwsError) and error.code == CONNECTION:
+                if isinstance(error, AwsError) and is_without_answer(error):
                     # The next ones would wait for as long, and the inventory with them.
                     break
                 continue

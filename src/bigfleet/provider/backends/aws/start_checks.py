@@ -5,7 +5,7 @@ serves without it.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -13,14 +13,21 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import MachineView
 from bigfleet.provider.backends.aws.api import AwsError
-from bigfleet.provider.backends.aws.errors import Meaning, meaning_of
+from bigfleet.provider.backends.aws.errors import Meaning, is_absent_object, is_forbidden, meaning_of
 from bigfleet.provider.backends.aws.launch import run_request
 from bigfleet.provider.backends.aws.offerings import AwsOffering
 
 _log = structlog.get_logger("bigfleet.provider.backends.aws.start_checks")
 
-#: A dry run says one of these when it got past the permissions.
-_PERMITTED = frozenset({"InvalidInstanceID.NotFound"})
+#: docs.aws.amazon.com/AWSEC2/latest/UserGuide/work-with-tags-in-IMDS.html
+_XEN_FAULT: Final = (
+    "is not built on the Nitro System: tags that come later do not reach its metadata service, so that no agent gets "
+    "an order; take another type"
+)
+_LISTING_ADVICE: Final = (
+    "grant s3:ListBucket: without it S3 answers 403 in place of 404 for a result that is not there yet, and every "
+    "Configure and Drain fails"
+)
 
 
 class StartCalls(Protocol):
@@ -38,8 +45,16 @@ class StartCalls(Protocol):
         """Return when the end of an instance would be allowed."""
         ...
 
+    def find_xen_types(self, instance_types: Iterable[str]) -> set[str]:
+        """Return those of the types whose hypervisor is Xen."""
+        ...
+
     def find_bucket(self, bucket: str) -> None:
-        """Return when there is this bucket."""
+        """Return when there is this bucket, and it may be listed."""
+        ...
+
+    def find_object(self, bucket: str, key: str) -> None:
+        """Return when there is this object."""
         ...
 
 
@@ -51,6 +66,7 @@ def check_start(
     node_role: str,
     user_data: str,
     bucket: str,
+    prefix: str,
 ) -> list[str]:
     """Return one line for each refusal; none when everything is allowed. Raises LaunchFault for a wrong parameter."""
     refusals: list[str] = []
@@ -61,6 +77,8 @@ def check_start(
             return []
         # Without an identity every other call would say the same.
         return [f"aws: {error.action} refused: {error.code}: {error.message}"]
+    offerings = tuple(offerings)
+    _check_types(calls, refusals, offerings)
     launches: dict[str, tuple[AwsOffering, dict[str, Any]]] = {}
     for each in offerings:
         request = _request(each, provider=provider, node_role=node_role, user_data=user_data)
@@ -76,15 +94,37 @@ def check_start(
     try:
         calls.dry_run_terminate()
     except AwsError as error:
-        if error.code not in _PERMITTED:
-            _add(refusals, error, "")
+        _add(refusals, error, "")
+    _check_bucket(calls, refusals, bucket, prefix)
+    return refusals
+
+
+def _check_types(calls: StartCalls, refusals: list[str], offerings: Iterable[AwsOffering]) -> None:
+    try:
+        xen = calls.find_xen_types({each.instance_type for each in offerings})
+    except AwsError as error:
+        # A type that there is not is refused by the dry run of its launch.
+        _log.warning("aws.instance_types_unchecked", error=str(error))
+        return
+    refusals += [f"aws: {each} {_XEN_FAULT}" for each in sorted(xen)]
+
+
+def _check_bucket(calls: StartCalls, refusals: list[str], bucket: str, prefix: str) -> None:
     try:
         calls.find_bucket(bucket)
+        return
     except AwsError as error:
-        # Without the right to list it a bucket that is there answers 403.
-        if error.status != 403:
+        if not is_forbidden(error):
             _add(refusals, error, f" for bucket {bucket}")
-    return refusals
+            return
+    # The right may be restricted to the prefix: what counts is the answer for a result that is not there.
+    try:
+        calls.find_object(bucket, f"{prefix}/start-check" if prefix else "start-check")
+    except AwsError as error:
+        if is_forbidden(error):
+            _log.warning("aws.bucket_not_listed", bucket=bucket, prefix=prefix, advice=_LISTING_ADVICE)
+        elif not is_absent_object(error):
+            _add(refusals, error, f" for bucket {bucket}")
 
 
 #: Launches that differ in none of these are checked once.

@@ -157,6 +157,10 @@ class LibvirtDaemon:
         path = self.console_directory / f"{domain}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def guest_pid(self, domain: str) -> int:
+        """Return the process of a guest that runs, which outlives the daemon."""
+        return int((self._runtime / "libvirt" / "qemu" / "run" / f"{domain}.pid").read_text())
+
     def remove_domains(self) -> None:
         """Switch all domains off and remove them with their volumes and consoles."""
         import libvirt

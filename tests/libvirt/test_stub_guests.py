@@ -29,6 +29,7 @@ from tests.processes import bigfleet
 
 CERTIFY_SECONDS_MAX = 3600.0
 DOMAIN = domain_name(machine_id(0))
+SERVING = domain_name(machine_id(1))
 REACHED = {"create": "IDLE", "configure": "CONFIGURED", "drain": "IDLE", "delete": "SPECULATIVE"}
 
 
@@ -103,18 +104,32 @@ def _holds(daemon: LibvirtDaemon) -> bool:
 @pytest.mark.slow
 def test_a_daemon_that_is_killed_and_comes_back_costs_no_machine(daemon: LibvirtDaemon, tmp_path: Path) -> None:
     with provider(daemon, tmp_path, memory=STUB_MEMORY, is_ready=is_ready) as running:
-        running.create(0)
-        running.until(0, "IDLE")
+        for number in range(2):
+            running.create(number)
+            running.until(number, "IDLE")
+        running.configure(1, "team-b")
+        running.until(1, "CONFIGURED")
+        node, guest = running.machine(1).node_name, daemon.guest_pid(SERVING)
         daemon.kill()
         wait_until(lambda: "host.unread" in running.log.read_text(), running.log.read_text)
         running.configure(0, "team-a")
-        assert running.state(0) == "CONFIGURING"
+        assert (running.state(0), running.state(1)) == ("CONFIGURING", "CONFIGURED")
         daemon.start()
         running.until(0, "CONFIGURED")
         assert_nowhere(SECRET, tmp_path, daemon.directory)
-        running.drain(0)
-        running.until(0, "IDLE")
-        assert_one_of_each(daemon, "drain")
+        # The machine that served goes on: the same guest, the same node.
+        wait_until(lambda: "host.read_again" in running.log.read_text(), running.log.read_text)
+        assert (running.state(1), running.machine(1).node_name, daemon.guest_pid(SERVING)) == (
+            "CONFIGURED",
+            node,
+            guest,
+        )
+        assert "domain.started_again" not in running.log.read_text()
+        for number in range(2):
+            running.drain(number)
+            running.until(number, "IDLE")
+        assert daemon.domains() == sorted([DOMAIN, SERVING])
+        assert daemon.volumes() == sorted([seed_name(DOMAIN), seed_name(SERVING)])
 
 
 @pytest.mark.slow

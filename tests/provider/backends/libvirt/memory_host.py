@@ -65,6 +65,8 @@ class MemoryHost:
         self.on_change: Callable[[str], None] = lambda _name: None
         #: Effects so far, by method.
         self.effects: list[str] = []
+        #: How often it was asked for a domain by name.
+        self.looks = 0
         #: The effect with this number ends the provider: before it, or after it.
         self.kill_at: tuple[int, bool] | None = None
         self.is_down = False
@@ -101,6 +103,7 @@ class MemoryHost:
         return [self._facts(name) for name in self.domains_by_name]
 
     def domain(self, name: str) -> DomainFacts | None:
+        self.looks += 1
         return self._facts(name) if name in self.domains_by_name else None
 
     def define(self, plan: DomainPlan) -> None:
@@ -213,8 +216,12 @@ class InlineCalls:
         if self._host.is_down:
             raise HostDown("connection refused")
         hypervisor: Hypervisor = self._host
+        looks_before = self._host.looks
         try:
-            return job(hypervisor)
+            done = job(hypervisor)
+            # What a second look shows may differ from what the first one showed.
+            assert self._host.looks <= looks_before + 1, "a step looks at its domain more than once"
+            return done
         except Killed:
             # Nothing follows in a process that is gone.
             await asyncio.Event().wait()

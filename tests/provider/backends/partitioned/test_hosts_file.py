@@ -57,7 +57,7 @@ BAD = [
     (_shared, "nodes.m.ndparams.exclusive_storage: is false"),
     (_no_zone, "bigfleet.nodes.m.zone: is missing"),
     (_set("bigfleet", "nodes", "m", "zone", value=""), "bigfleet.nodes.m.zone: is missing"),
-    (_set("bigfleet", "nodes", "m", value={}), "bigfleet.nodes.m: Object missing required field `zone`"),
+    (_set("bigfleet", "nodes", "m", value={}), "bigfleet.nodes.m.zone: is missing"),
     (_too_few, "bigfleet.groups.g.intervals: has 2 entries, the policy of the group 3 intervals"),
     (_set("bigfleet", "groups", value={}), "bigfleet.groups.g.intervals: has 0 entries"),
     (_two_bounds, "bigfleet.groups.h.intervals: 'quarter' has other lower bounds than in group g"),

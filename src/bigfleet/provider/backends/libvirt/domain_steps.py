@@ -111,6 +111,12 @@ def discard_volume(hypervisor: Hypervisor, guest: Guest, name: str) -> None:
     hypervisor.delete_volume(guest.pool, name)
 
 
+def is_active(hypervisor: Hypervisor, guest: Guest) -> bool:
+    """Return whether the domain of a machine runs. Raises NotOurs, DomainGone."""
+    facts, _record = find_record(hypervisor, guest)
+    return facts.is_active
+
+
 def begin_binding(
     hypervisor: Hypervisor,
     guest: Guest,
@@ -119,21 +125,24 @@ def begin_binding(
     cluster: str,
     host_name: str,
     user_data: bytes,
-    is_secret: bool,
+    by_agent: bool,
 ) -> None:
     """Boot a machine from an empty disk with this user data; done already for this operation, it changes nothing.
 
-    `is_secret` says that the user data is bootstrap data: the record says so before it is written, until
-    `remove_secret`.
+    By agent, a machine that runs unbound gets the cluster in its record and is used as it is. Else the user data is
+    bootstrap data: the record says so before it is written, until `remove_secret`.
     """
     facts, record = find_record(hypervisor, guest)
     if facts.is_active and record.configured_by == operation_id:
         return
+    is_unbound = not record.cluster and not record.configured_by
+    record = replace(record, cluster=cluster, configured_by=operation_id)
+    if by_agent and facts.is_active and is_unbound:
+        hypervisor.write_record(guest.domain, record)
+        return
     # First: while it runs with the record of this operation, all of this was done.
     hypervisor.destroy(guest.domain)
-    seeded_by = operation_id if is_secret else record.seeded_by
-    record = replace(record, cluster=cluster, configured_by=operation_id, seeded_by=seeded_by)
-    hypervisor.write_record(guest.domain, record)
+    hypervisor.write_record(guest.domain, record if by_agent else replace(record, seeded_by=operation_id))
     discard_volume(hypervisor, guest, guest.overlay)
     seed = seed_image(instance_id=operation_id, host_name=host_name, user_data=user_data)
     hypervisor.write_volume(guest.pool, guest.seed, seed)
@@ -141,17 +150,7 @@ def begin_binding(
     hypervisor.start(guest.domain)
 
 
-def bind_running(hypervisor: Hypervisor, guest: Guest, *, operation_id: str, cluster: str) -> bool:
-    """Record the cluster of a machine that runs unbound, and return whether it does; others must be booted first."""
-    facts, record = find_record(hypervisor, guest)
-    is_unbound = not record.cluster and not record.configured_by
-    if not facts.is_active or not (is_unbound or record.configured_by == operation_id):
-        return False
-    hypervisor.write_record(guest.domain, replace(record, cluster=cluster, configured_by=operation_id))
-    return True
-
-
-def remove_secret(hypervisor: Hypervisor, guest: Guest, host_name: str, user_data: bytes) -> bool:
+def remove_secret(hypervisor: Hypervisor, guest: Guest, host_name: Callable[[DomainRecord], str]) -> bool:
     """Overwrite the bootstrap data of a seed, and return whether there was any.
 
     The instance keeps its id: cloud-init takes a later boot for one of the same instance, and does nothing again.
@@ -159,10 +158,17 @@ def remove_secret(hypervisor: Hypervisor, guest: Guest, host_name: str, user_dat
     facts = find(hypervisor, guest)
     if facts is None or facts.record is None or not facts.record.seeded_by:
         return False
-    seed = seed_image(instance_id=facts.record.configured_by, host_name=host_name, user_data=user_data)
+    record = facts.record
+    seed = seed_image(instance_id=record.configured_by, host_name=host_name(record), user_data=b"")
     hypervisor.write_volume(guest.pool, guest.seed, seed)
-    hypervisor.write_record(guest.domain, replace(facts.record, seeded_by=""))
+    hypervisor.write_record(guest.domain, replace(record, seeded_by=""))
     return True
+
+
+def request_shutdown(hypervisor: Hypervisor, guest: Guest) -> None:
+    """Press the power button of a machine that runs. Raises NotOurs, DomainGone."""
+    if is_active(hypervisor, guest):
+        hypervisor.request_shutdown(guest.domain)
 
 
 def reset(hypervisor: Hypervisor, guest: Guest) -> None:
@@ -201,10 +207,7 @@ def discard_leftovers(hypervisor: Hypervisor, guest: Guest, is_wanted: Callable[
         _discard_all(hypervisor, guest)
 
 
-def start_again(hypervisor: Hypervisor, guest: Guest) -> bool:
-    """Start a machine whose domain is off, and return whether it was. Raises DomainGone, NotOurs."""
-    facts, _record = find_record(hypervisor, guest)
-    if facts.is_active:
-        return False
-    hypervisor.start(guest.domain)
-    return True
+def start_again(hypervisor: Hypervisor, guest: Guest) -> None:
+    """Start a machine whose domain is off. Raises DomainGone, NotOurs."""
+    if not is_active(hypervisor, guest):
+        hypervisor.start(guest.domain)

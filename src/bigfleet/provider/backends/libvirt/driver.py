@@ -195,10 +195,12 @@ class LibvirtDriver:
 
     async def _until_running(self, host: str, guest: Guest, op: Op) -> None:
         while True:
-            facts, _record = await self._step(host, lambda hypervisor: domain_steps.find_record(hypervisor, guest), op)
-            if facts.is_active:
+            if await self._is_active(host, guest, op):
                 return
             await self._clock.sleep(POLL_SECONDS)
+
+    async def _is_active(self, host: str, guest: Guest, op: Op) -> bool:
+        return await self._step(host, lambda hypervisor: domain_steps.is_active(hypervisor, guest), op)
 
     def _agent(self, host: str, guest: Guest) -> GuestAgent:
         return GuestAgent(self._host(host), guest.domain, self._clock)
@@ -218,7 +220,7 @@ class LibvirtDriver:
                 cluster=cluster,
                 host_name=node_name(guest.domain, op.id),
                 user_data=blob,
-                is_secret=True,
+                by_agent=False,
             )
 
         await self._step(carved.host, begin, op)
@@ -226,8 +228,6 @@ class LibvirtDriver:
 
     async def _configure_by_agent(self, guest: Guest, host: str, cluster: str, blob: bytes, op: Op) -> None:
         def begin(hypervisor: Hypervisor) -> None:
-            if domain_steps.bind_running(hypervisor, guest, operation_id=op.id, cluster=cluster):
-                return
             domain_steps.begin_binding(
                 hypervisor,
                 guest,
@@ -235,7 +235,7 @@ class LibvirtDriver:
                 cluster=cluster,
                 host_name=guest.domain,
                 user_data=self._bootstrap.base_user_data,
-                is_secret=False,
+                by_agent=True,
             )
 
         await self._step(host, begin, op)
@@ -267,12 +267,11 @@ class LibvirtDriver:
         """Overwrite the bootstrap data of a machine's seed, and return whether there was any."""
         guest = self.guest(machine_id)
 
-        def remove(hypervisor: Hypervisor) -> bool:
-            facts = domain_steps.find(hypervisor, guest)
-            name = "" if facts is None or facts.record is None else self._node_name(guest, facts.record)
-            return domain_steps.remove_secret(hypervisor, guest, name, b"")
-
-        return await self._host(host_of(machine_id)).call(remove)
+        return await self._host(host_of(machine_id)).call(
+            lambda hypervisor: domain_steps.remove_secret(
+                hypervisor, guest, lambda record: self._node_name(guest, record)
+            )
+        )
 
     async def drain(self, machine: MachineView, carved: Carved, grace_seconds: int, op: Op) -> None:
         """Shut the guest down within the grace, and remove its disk. A grace of 0 switches it off at once."""
@@ -293,12 +292,9 @@ class LibvirtDriver:
                 await self._agent(host, guest).drain(cluster, grace_seconds)
             except (AgentSilent, HostDown) as error:
                 _log.warning("domain.not_drained", machine_id=guest.machine_id, error=str(error))
-        facts, _record = await self._step(host, lambda hypervisor: domain_steps.find_record(hypervisor, guest), op)
-        if facts.is_active:
-            await self._step(host, lambda hypervisor: hypervisor.request_shutdown(guest.domain), op)
-        while facts.is_active:
+        await self._step(host, lambda hypervisor: domain_steps.request_shutdown(hypervisor, guest), op)
+        while await self._is_active(host, guest, op):
             await self._clock.sleep(POLL_SECONDS)
-            facts, _record = await self._step(host, lambda hypervisor: domain_steps.find_record(hypervisor, guest), op)
 
     async def delete(self, machine: MachineView, carved: Carved, op: Op) -> None:
         """Remove domain, disk and seed."""
@@ -315,10 +311,9 @@ class LibvirtDriver:
     async def is_off(self, machine_id: str) -> bool:
         """Return whether the domain of a machine is off. Raises DomainGone, NotOurs, HostError."""
         guest = self.guest(machine_id)
-        facts, _record = await self._host(host_of(machine_id)).call(
-            lambda hypervisor: domain_steps.find_record(hypervisor, guest)
+        return not await self._host(host_of(machine_id)).call(
+            lambda hypervisor: domain_steps.is_active(hypervisor, guest)
         )
-        return not facts.is_active
 
     async def start_again(self, machine_id: str) -> None:
         """Start a machine whose domain is off. Raises DomainGone, NotOurs, HostError."""

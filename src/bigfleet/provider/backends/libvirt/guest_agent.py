@@ -75,11 +75,10 @@ class GuestAgent:
         if exit_code != 0:
             raise GuestFailed(f"{BOOTSTRAP_PROGRAM} ended with exit code {exit_code}; its output is in the guest")
 
-    async def drain(self, cluster: str, grace_seconds: int) -> bool:
-        """Run the drain program, and return False when the guest has none. Raises GuestFailed."""
+    async def drain(self, cluster: str, grace_seconds: int) -> None:
+        """Run the drain program if the guest has one. Raises GuestFailed."""
         if await self.run(_SHELL, ("-c", f"test -x {DRAIN_PROGRAM}")) != 0:
-            return False
+            return
         exit_code = await self.run(DRAIN_PROGRAM, (cluster, str(grace_seconds)))
         if exit_code != 0:
             raise GuestFailed(f"{DRAIN_PROGRAM} ended with exit code {exit_code}; its output is in the guest")
-        return True

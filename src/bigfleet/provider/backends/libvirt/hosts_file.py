@@ -1,7 +1,6 @@
 """Reads the hosts file: which hosts run libvirt, and which types of machines they offer.
 
-docs/spec/libvirt-provider.md §1. An unknown key or a bad value is rejected with its path. It connects to no
-host.
+docs/spec/libvirt-provider.md §1. An unknown key or a bad value is rejected with its path. It connects to no host.
 """
 
 import math
@@ -15,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from bigfleet.files.field_faults import field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType
@@ -31,7 +31,6 @@ VIRTUALISATIONS: Final = ("kvm", "qemu")
 LINES_MAX: Final = 20_000
 _MIB: Final = 1 << 20
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
-_FIELD_FAULT: Final = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")
 
 
 class KvmHostsFault(ValueError):
@@ -148,24 +147,13 @@ def parse_kvm_hosts(body: Any) -> KvmHosts:
     try:
         document = msgspec.convert(body, _Document)
     except msgspec.ValidationError as error:
-        raise KvmHostsFault(_path_first(str(error))) from error
+        raise KvmHostsFault(str(field_fault(error))) from error
     fault = next(_faults(document), None)
     if fault is not None:
         raise KvmHostsFault(fault)
     types = {name: _guest_type(name, fields) for name, fields in document.types.items()}
     hosts = {fields.name: _host(fields) for fields in document.hosts}
     return KvmHosts(defaults=document.defaults, types=MappingProxyType(types), hosts=MappingProxyType(hosts))
-
-
-def _path_first(text: str) -> str:
-    """Turn msgspec's `Expected … - at `$.a[0]`` into `a[0]: Expected …`."""
-    message, _at, place = text.partition(" - at `$")
-    place = place.rstrip("`").removeprefix(".").replace("[...]", ".*")
-    field = _FIELD_FAULT.fullmatch(message)
-    if field is None:
-        return f"{place}: {message}" if place else message
-    path = f"{place}.{field[2]}" if place else field[2]
-    return f"{path}: {'is missing' if field[1] == 'missing required' else 'unknown key'}"
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from bigfleet.files.field_faults import field_fault
 from bigfleet.files.json_loading import load_json
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
@@ -190,8 +191,7 @@ def _read(body: Any, kind: type[T], place: str) -> T:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        message, _at, inside = str(error).partition(" - at `$")
-        raise HostsFault(f"bigfleet.{place}{inside.rstrip('`')}: {message}") from error
+        raise HostsFault(str(field_fault(error, root=f"bigfleet.{place}"))) from error
 
 
 def _without_ours(document: Mapping[str, Any], ours: Mapping[str, Carved]) -> Mapping[str, Any]:

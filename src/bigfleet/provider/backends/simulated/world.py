@@ -13,6 +13,7 @@ from typing import Any, get_args
 import msgspec
 import yaml
 
+from bigfleet.files.field_faults import FieldFault, field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.states import CapacityType
 
@@ -212,7 +213,7 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWor
         tree = msgspec.json.decode(content) if is_json else load_yaml(content.decode("utf-8"))
         world = msgspec.convert({} if tree is None else tree, CloudWorld)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise WorldFault(f"{file}: {_path_first(str(error))}") from error
+        raise WorldFault(f"{file}: {_shown(field_fault(error))}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         kind = "JSON" if is_json else "YAML"
         raise WorldFault(f"{file}: not {kind}: {' '.join(str(error).split())}") from error
@@ -222,20 +223,10 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWor
     return world
 
 
-_FIELD_FAULT = re.compile(r"Object (contains unknown|missing required) field `(.*?)`")
-
-
-def _path_first(text: str) -> str:
-    """Turn msgspec's `Expected … - at `$.a[0]`` into `a[0]: Expected …`, and name the keys that there are."""
-    message, _at, place = text.partition(" - at `$")
-    place = place.rstrip("`").removeprefix(".")
-    field = _FIELD_FAULT.fullmatch(message)
-    if field is None:
-        return f"{place}: {message}" if place else message
-    path = f"{place}.{field[2]}" if place else field[2]
-    if field[1] == "missing required":
-        return f"{path}: is missing"
-    return f"{path}: unknown key; there are {', '.join(_section_at(place).__struct_fields__)}"
+def _shown(fault: FieldFault) -> str:
+    """Return what is wrong, and for an unknown key those that there are."""
+    keys = f"; there are {', '.join(_section_at(fault.section).__struct_fields__)}" if fault.is_unknown_key else ""
+    return f"{fault}{keys}"
 
 
 def _section_at(place: str) -> type[_Section]:

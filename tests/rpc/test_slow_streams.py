@@ -2,7 +2,6 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -10,46 +9,18 @@ from bigfleet.rpc import connection_limits
 from bigfleet.rpc.servers import session as session_server
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.live_shard import live_shard
+from tests.rpc.raw_http2 import (
+    END_STREAM,
+    HEADERS_TYPE,
+    PREFACE,
+    RST_TYPE,
+    frames_of,
+    http2_frame,
+    session_call,
+)
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS_TYPE, RST_TYPE, SETTINGS_TYPE = 1, 3, 4
-END_STREAM, END_HEADERS = 1, 4
 #: What the slow peer says that its first frame has.
 HELLO_BYTES = 60_000
-
-
-def http2_frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-    return struct.pack(">I", len(content))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + content
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """Return a header without compression."""
-    return b"\0" + bytes((len(name),)) + name + bytes((len(value),)) + value
-
-
-def session_call() -> bytes:
-    """Return the begin of a Session call: preface, settings and headers."""
-    headers = {
-        b":method": b"POST",
-        b":scheme": b"http",
-        b":path": b"/bigfleet.v1alpha1.Shard/Session",
-        b":authority": b"shard",
-        b"te": b"trailers",
-        b"content-type": b"application/grpc",
-    }
-    block = b"".join(literal(name, value) for name, value in headers.items())
-    return PREFACE + http2_frame(SETTINGS_TYPE, 0, 0, b"") + http2_frame(HEADERS_TYPE, END_HEADERS, 1, block)
-
-
-async def frames_of(reader: asyncio.StreamReader) -> AsyncIterator[tuple[int, int, int]]:
-    """Yield type, flags and stream of each frame until the connection is closed."""
-    while True:
-        try:
-            head = await reader.readexactly(9)
-            await reader.readexactly(int.from_bytes(head[:3], "big"))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return
-        yield head[3], head[4], int.from_bytes(head[5:9], "big")
 
 
 async def drip(writer: asyncio.StreamWriter, piece: bytes) -> None:

@@ -31,7 +31,7 @@ START_SECONDS_MAX = 600.0
 #: A start with so few machines is what the first List of a large fleet is compared with.
 FEW_MACHINES = 100
 #: From the first List until memory is read: what was freed has been given back by then.
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 15.0
 #: A look at the metrics takes some milliseconds of the shard's time.
 _POLL_SECONDS = 0.25
 #: So long have sessions stood when the shard is killed: operators dial a shard that dies again sooner less often.

@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
+import platform
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
 from bigfleet.cli.runtime import interpreter
-from bigfleet.cli.runtime.interpreter import GAP_SECONDS_MAX, GROWTH_BYTES_MIN, LOOK_SECONDS, Collected
+from bigfleet.cli.runtime.interpreter import ARENAS_MAX, GAP_SECONDS_MAX, GROWTH_BYTES_MIN, LOOK_SECONDS, Collected
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 GIB = 1024**3
@@ -33,6 +35,44 @@ def test_a_settled_process_collects_nothing_by_itself() -> None:
     assert not gc.isenabled()
     assert gc.get_freeze_count() > 0
     assert sys.getswitchinterval() == pytest.approx(0.0001)
+
+
+#: Twelve threads take memory at the same time; prints how many arenas malloc has made.
+ARENAS = """
+import ctypes, sys, threading
+from bigfleet.cli.runtime import interpreter
+if sys.argv[1] == "settled":
+    interpreter.settle()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.open_memstream.restype = ctypes.c_void_p
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+together = threading.Barrier(12)
+def take():
+    together.wait()
+    for _ in range(1_000):
+        libc.malloc(2_000)
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(12)]
+[each.start() for each in threads], [each.join() for each in threads]
+text, size = ctypes.c_char_p(), ctypes.c_size_t()
+stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
+libc.malloc_info(0, stream), libc.fclose(stream)
+print(text.value.count(b"<heap nr="))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc has no arenas")
+def test_the_threads_of_a_settled_process_share_two_arenas() -> None:
+    """Without the limit they have more."""
+
+    def arenas(how: str) -> int:
+        ran = subprocess.run(
+            [sys.executable, "-c", ARENAS, how], capture_output=True, text=True, check=True, timeout=60
+        )
+        return int(ran.stdout)
+
+    assert arenas("settled") <= ARENAS_MAX < arenas("as it is")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Tunes the interpreter of a process so that its streams are not delayed: rare collections, short turns.
+"""Tunes the process of a server: rare collections and short turns delay no stream, few arenas need less memory.
 
 docs/adr/0115-rare-collections-and-short-turns.md. CPython looks for garbage in reference cycles in whatever thread
 makes the next object, and every other thread waits; a thread that computes keeps the interpreter until its turn is
-over. Nothing here may be called by a library: both belong to the whole process.
+over. Nothing here may be called by a library: all of it belongs to the whole process.
 """
 
 import ctypes
@@ -20,6 +20,13 @@ from bigfleet.model.clock import Clock
 #: How long a thread that computes keeps the interpreter when another one wants it; by default it is fifty times that.
 TURN_SECONDS = 0.0001
 
+#: Of glibc's malloc.h.
+_M_ARENA_MAX = -8
+#: Pools of memory of the C allocator, of which each has free memory of its own; by default there are eight for each
+#: core. Threads wait for the interpreter more than for malloc: the first List of 500,000 machines takes the same
+#: processor time with two as without a limit, and leaves 335 MiB in place of 355.
+ARENAS_MAX = 2
+
 #: How often it is asked whether to look for garbage.
 LOOK_SECONDS = 10.0
 #: What cycles hold shows in the process's memory: a growth by this share, and by so much at least, is looked into.
@@ -32,7 +39,10 @@ _log = structlog.get_logger("bigfleet.cli.runtime.interpreter")
 
 
 def settle() -> None:
-    """Set both for this process. From here on garbage in cycles stays until `collect_when_due` has it collected."""
+    """Set all of it for this process. From now on `collect_when_due` alone has garbage in cycles collected."""
+    limit = getattr(ctypes.CDLL(None), "mallopt", None)
+    if limit is not None:
+        limit(_M_ARENA_MAX, ARENAS_MAX)
     gc.disable()
     gc.collect()
     gc.freeze()

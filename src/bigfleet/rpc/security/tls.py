@@ -155,10 +155,22 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     def configuration(pair: KeyPair) -> grpc.ServerCertificateConfiguration:
         return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], files.authority)
 
-    # gRPC asks from threads of its own, several at a time: every answer is the pair in force, never "as before".
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(files.current()), lambda: configuration(files.current()), require_client_authentication=True
-    )
+    in_force = files.current()
+    asking = threading.Lock()
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal in_force
+        # gRPC asks from threads of its own, several at a time.
+        with asking:
+            pair = files.current()
+            if pair == in_force:
+                return None
+            in_force = pair
+            return configuration(pair)
+
+    # An answer replaces what handshakes on other threads are just using, which ends the process now and then. So there
+    # is one answer for each new certificate, and none for each handshake.
+    return grpc.dynamic_ssl_server_credentials(configuration(in_force), changed, require_client_authentication=True)
 
 
 def channel_credentials(pair: KeyPair, authority: bytes) -> grpc.ChannelCredentials:

@@ -154,9 +154,7 @@ async def test_data_that_fails_is_run_once_and_fails_the_configure_with_its_exit
 
 
 @pytest.mark.parametrize("blob", [b"", b"#!/bin/sh\n".ljust(1024 * 1024, b"\n")])
-async def test_the_smallest_and_the_largest_data_run(
-    blob: bytes, shim: ShimClient, tmp_path: Path
-) -> None:
+async def test_the_smallest_and_the_largest_data_run(blob: bytes, shim: ShimClient, tmp_path: Path) -> None:
     shim.bucket()
     async with served(shim, tmp_path) as core:
         ref = await created(core)

@@ -18,7 +18,7 @@ SEED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help up kernels test test-slow test-long test-kubernetes test-kubernetes-slow controlplane helm image image-lock release release-check kubernetes-demo soak fuzz lint types format libvirt bench proto docs sbom audit lock setup clean
+.PHONY: help up kernels test test-slow test-long certify-aws test-kubernetes test-kubernetes-slow controlplane helm image image-lock release release-check kubernetes-demo soak fuzz lint types format libvirt bench proto docs sbom audit lock setup clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,11 @@ test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: m
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
 	  $(BIN)/python -m pytest -n 3 --dist loadfile -m "kubernetes and not slow" $(ARGS)
+
+# It needs credentials in botocore's chain, and costs money with CONFIRM=yes. NODE_ROLE and BOOTSTRAP are those of the guide.
+certify-aws: $(STAMP) ## certify the EC2 provider in an account, a dry run unless CONFIRM=yes: make certify-aws ACCOUNT=… REGION=… OFFERINGS=… BOOTSTRAP=s3://… BUDGET_USD=…
+	@$(BIN)/python -m tools.certify_aws --account "$(ACCOUNT)" --region "$(REGION)" --offerings "$(OFFERINGS)" \
+	  --bootstrap "$(BOOTSTRAP)" --node-role "$(NODE_ROLE)" --budget-usd "$(BUDGET_USD)" --confirm "$(CONFIRM)" $(ARGS)
 
 test-kubernetes-slow: export BIGFLEET_REQUIRE_KUBERNETES = 1
 test-kubernetes-slow: $(STAMP) ## run the closed loops and the kills on real Kubernetes control planes, 20 minutes and more

@@ -153,6 +153,17 @@ async def test_data_that_fails_is_run_once_and_fails_the_configure_with_its_exit
             assert (tmp_path / "ran").read_text() == "x\n"
 
 
+@pytest.mark.parametrize("blob", [b"", b"#!/bin/sh\n".ljust(1024 * 1024, b"\n")])
+async def test_the_smallest_and_the_largest_data_run(blob: bytes, shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    async with served(shim, tmp_path) as core:
+        ref = await created(core)
+        with metadata_service(ref, lambda: tags_of(shim, ref)) as url, Machine(shim, tmp_path, ref, url).running():
+            await core.configure(MACHINE, "team-a", blob, {})
+            record = await settled(core, MACHINE)
+            assert record.state is MachineState.CONFIGURED, record.machine.last_error
+
+
 async def test_data_that_is_not_what_was_ordered_is_not_run(shim: ShimClient, tmp_path: Path) -> None:
     """Another one who may write to the bucket cannot run a program on the machine."""
     shim.bucket()

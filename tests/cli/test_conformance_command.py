@@ -31,6 +31,7 @@ TARGET = ("--target", "127.0.0.1:9100")
         (("--launch", "provider {addr}"), "--launch: has no {state}"),
         (("--launch-fault", "provider '{addr}"), "--launch-fault: No closing quotation"),
         (("--launch", ""), "--launch: is empty"),
+        ((*TARGET, "--blob", "no/such/file"), "--blob no/such/file: No such file or directory"),
         ((*TARGET, "--tls-cert", "a.pem"), "--tls-key and --tls-ca missing"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

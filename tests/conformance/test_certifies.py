@@ -11,6 +11,7 @@ from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.conformance.runner import BehaviourOutcome, Verdict
 from bigfleet.conformance.slots import slots_min
 from bigfleet.model.states import MachineState
+from bigfleet.provider.backend import MachineView, Op
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -24,6 +25,8 @@ from tests.conformance.bench import (
     plan_of,
 )
 from tests.provider.harness import SeededIds, make_core, started
+
+SCRIPT = b"#!/bin/sh\n"
 
 
 def faults_of(report: object) -> list[tuple[str, str]]:
@@ -40,6 +43,23 @@ def test_the_kit_is_certified(backend: type[FakeBackend], seed: int) -> None:
     assert faults_of(report) == []
     assert report.verdict is Verdict.CERTIFIED
     assert report.count(BehaviourOutcome.PASSED) == len(behaviours_of(PROFILES))
+
+
+def test_machines_are_given_the_bootstrap_data_of_the_plan() -> None:
+    """A provider that runs what it is given needs data that its machines can run."""
+    seen: list[bytes] = []
+
+    class Running(FakeBackend):
+        async def configure(self, machine: MachineView, cluster: str, blob: bytes, op: Op) -> str | None:
+            seen.append(blob)
+            if blob and not blob.startswith(SCRIPT):
+                raise OSError("exec format error")
+            return await super().configure(machine, cluster, blob, op)
+
+    report = certified(plan_of(frozenset({ConformanceProfile.CORE}), blob=SCRIPT), Making(backend=Running))
+    assert faults_of(report) == []
+    # The kit refuses 3 MiB, so that those do not come here; some calls have no data at all.
+    assert set(seen) == {SCRIPT, b""}
 
 
 def test_a_provider_without_delete_passes_all_but_cloud() -> None:

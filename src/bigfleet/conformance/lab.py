@@ -124,6 +124,8 @@ class Lab:
     scale_count: int
     #: How long the scale lane churns.
     soak_seconds: float
+    #: Bootstrap data of each Configure that has some.
+    blob: bytes
     shard: str = ""
     _sequence: int = 0
     _taken: list[str] = field(default_factory=list)
@@ -287,7 +289,7 @@ class Lab:
         self, machine_id: str, cluster: str = "", metadata: Mapping[str, str] | None = None
     ) -> MachineSeen:
         """Bind an IDLE machine and return it as read. Raises Broken."""
-        request = Configure(machine_id, cluster or self.new_cluster(), metadata or {"conformance": "x"}, b"bootstrap")
+        request = Configure(machine_id, cluster or self.new_cluster(), metadata or {"conformance": "x"}, self.blob)
         return (await self.way(request, _S.CONFIGURED)).end
 
     async def drain(self, machine_id: str) -> MachineSeen:

@@ -64,6 +64,8 @@ class Plan:
     scale_count: int = 8000
     soak_seconds: float = 10.0
     patience: Patience = field(default_factory=Patience)
+    #: Bootstrap data. A provider that runs it needs data that ends well on its machines.
+    blob: bytes = b"blob"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +267,7 @@ class Runner:
             patience=self._plan.patience,
             scale_count=self._plan.scale_count,
             soak_seconds=self._plan.soak_seconds,
+            blob=self._plan.blob,
         )
 
 

@@ -39,6 +39,10 @@ def conformance(
     scale_count: Annotated[int, typer.Option(help="Number of machines of the scale profile, more than 500.")] = 8000,
     soak: Annotated[str, typer.Option(help="Duration of the load of the scale profile.")] = "10s",
     patience: Annotated[str, typer.Option(help="Timeout of one step.")] = "15s",
+    blob: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Bootstrap data that the provider's machines can run; by default 'blob'."),
+    ] = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,
@@ -54,6 +58,7 @@ def conformance(
         parse_only,
         parse_target,
         profiles_asked,
+        read_blob,
     )
     from bigfleet.cli.runtime.console import TerminalConsole
     from bigfleet.cli.runtime.system import run_loop
@@ -69,6 +74,7 @@ def conformance(
             scale_count=checked_scale_count(scale_count),
             soak_seconds=parse_positive_duration_seconds(soak, "--soak"),
             patience=Patience(step_seconds=parse_positive_duration_seconds(patience, "--patience")),
+            blob=read_blob(blob),
         ),
         target=parse_target(target),
         launch=parse_command(launch, "--launch"),

@@ -86,6 +86,16 @@ def parse_target(text: str | None) -> str | None:
     return text
 
 
+def read_blob(path: Path | None) -> bytes:
+    """Return the bootstrap data that a file has, the suite's own without a file. Raises UsageFault."""
+    if path is None:
+        return Plan(profiles=frozenset()).blob
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageFault(f"--blob {path}: {error.strerror}; name a file of bootstrap data") from error
+
+
 def checked_scale_count(count: int) -> int:
     """Return how many machines the scale profile asks for. Raises UsageFault for a fleet of one page."""
     if count <= PAGE:

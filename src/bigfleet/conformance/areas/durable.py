@@ -47,7 +47,7 @@ async def marks_survive(lab: Lab) -> None:
 async def operations_survive(lab: Lab) -> None:
     """A repeated Configure returns the id from before the kill."""
     machine_id = await lab.idle()
-    request = Configure(machine_id, lab.new_cluster(), {"k": "v"}, b"bootstrap")
+    request = Configure(machine_id, lab.new_cluster(), {"k": "v"}, lab.blob)
     first = await lab.done(request)
     await lab.way_of(machine_id, first)
     await lab.site.restart()
@@ -104,7 +104,7 @@ async def ids_do_not_come_again(lab: Lab) -> None:
 async def _round(lab: Lab, machine_id: str) -> list[str]:
     """Bind and free a machine; return the ids of both operations."""
     ids = []
-    for request in (Configure(machine_id, lab.new_cluster(), {"k": "v"}, b"bootstrap"), Drain(machine_id)):
+    for request in (Configure(machine_id, lab.new_cluster(), {"k": "v"}, lab.blob), Drain(machine_id)):
         ack = await lab.done(request)
         await lab.way_of(machine_id, ack)
         ids.append(ack.operation_id)
@@ -116,7 +116,7 @@ async def interrupted_transitions_end(lab: Lab) -> None:
     """An interrupted transition ends FAILED with text, or clean; FAILED if it never ended (with --launch-fault)."""
     acks = []
     for selector in (CONFIGURE_TIMEOUT, READINESS_BLOCK):
-        request = Configure(await lab.idle(), selector, {"interrupted": selector}, b"bootstrap")
+        request = Configure(await lab.idle(), selector, {"interrupted": selector}, lab.blob)
         acks.append((request, await lab.done(request)))
     await lab.site.restart()
     for request, _ack in acks:

@@ -47,7 +47,7 @@ async def ended(lab: Lab, request: Mutation) -> Way:
 
 async def bound_badly(lab: Lab, cluster: str) -> Way:
     """Bind an idle machine to a cluster of the selectors and read it until it rests. Raises Broken."""
-    return await ended(lab, Configure(await lab.idle(), cluster, {"fault": cluster}, b"bootstrap"))
+    return await ended(lab, Configure(await lab.idle(), cluster, {"fault": cluster}, lab.blob))
 
 
 @AREA.behaviour(1, ConformanceProfile.FAULT)
@@ -68,7 +68,7 @@ async def overrun(lab: Lab) -> None:
     """An overrun ends FAILED with text when the timeout is over."""
     machine_id = await lab.idle()
     began_seconds = lab.clock.monotonic_seconds()
-    way = await ended(lab, Configure(machine_id, CONFIGURE_TIMEOUT, {"k": "v"}, b"bootstrap"))
+    way = await ended(lab, Configure(machine_id, CONFIGURE_TIMEOUT, {"k": "v"}, lab.blob))
     took_seconds = lab.clock.monotonic_seconds() - began_seconds
     expect_failed(way.end, "a Configure that hangs")
     expectation = f"a Configure that hangs is given up after {FAULT_TIMEOUT_SECONDS:g} s, not before"
@@ -94,8 +94,8 @@ async def failed_refuses(lab: Lab) -> None:
         expect_failed(before, "what errs")
         for request in (
             Create(before.id),
-            Configure(before.id, before.cluster or lab.new_cluster(), before.metadata, b"bootstrap"),
-            Configure(before.id, lab.new_cluster(), {"other": "x"}, b"bootstrap"),
+            Configure(before.id, before.cluster or lab.new_cluster(), before.metadata, lab.blob),
+            Configure(before.id, lab.new_cluster(), {"other": "x"}, lab.blob),
             Drain(before.id),
             Delete(before.id),
         ):

@@ -143,7 +143,7 @@ async def reads_between_fenced_calls(lab: Lab) -> None:
     """Reads work between fenced calls, and fenced calls change nothing."""
     machine_id, shard = await lab.idle(), lab.new_shard()
     cluster, newest, stale = lab.new_cluster(), CallToken(shard, 7, 7), CallToken(shard, 7, 6)
-    request = Configure(machine_id, cluster, {"k": "v"}, b"blob", newest)
+    request = Configure(machine_id, cluster, {"k": "v"}, lab.blob, newest)
     before = (await lab.way(request, _S.CONFIGURED)).end
     for fenced in (
         Drain(machine_id, 0, stale),
@@ -164,7 +164,7 @@ async def replayed_configure(lab: Lab) -> None:
     """A stale replay of an applied Configure is fenced; with a fresh token it returns the same id."""
     machine_id = await lab.idle()
     cluster = lab.new_cluster()
-    await _replay(lab, lambda token: Configure(machine_id, cluster, {"k": "v"}, b"blob", token), _S.CONFIGURED)
+    await _replay(lab, lambda token: Configure(machine_id, cluster, {"k": "v"}, lab.blob, token), _S.CONFIGURED)
 
 
 @AREA.behaviour(6, ConformanceProfile.CORE)
@@ -201,7 +201,7 @@ async def absent_tokens(lab: Lab) -> None:
         await expect_pass(lab, slot, token, wanted=wanted, why=why)
     for request, target in (
         (Create(slot), _S.IDLE),
-        (Configure(slot, lab.new_cluster(), {"k": "v"}, b"blob"), _S.CONFIGURED),
+        (Configure(slot, lab.new_cluster(), {"k": "v"}, lab.blob), _S.CONFIGURED),
         (Drain(slot), _S.IDLE),
     ):
         expect_ok(await lab.call(request), f"{type(request).__name__} without a token")
@@ -213,7 +213,7 @@ async def absent_tokens(lab: Lab) -> None:
 async def rising_tokens(lab: Lab) -> None:
     """Rising tokens of one shard pass through Create and two Configure/Drain rounds; the first is stale afterwards."""
     machine_id, shard = await lab.slot(), lab.new_shard()
-    bind = Configure(machine_id, lab.new_cluster(), {"k": "v"}, b"blob")
+    bind = Configure(machine_id, lab.new_cluster(), {"k": "v"}, lab.blob)
     steps: tuple[tuple[Mutation, MachineState], ...] = (
         (Create(machine_id), _S.IDLE),
         (bind, _S.CONFIGURED),

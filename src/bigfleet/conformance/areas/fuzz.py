@@ -164,7 +164,7 @@ async def bad_requests(lab: Lab) -> None:
 def _any_kind(lab: Lab, machine_id: str, token: CallToken, cluster: str = "") -> Mutation:
     requests: tuple[Mutation, ...] = (
         Create(machine_id, token),
-        Configure(machine_id, cluster or lab.new_cluster(), {"k": "v"}, b"blob", token),
+        Configure(machine_id, cluster or lab.new_cluster(), {"k": "v"}, lab.blob, token),
         Drain(machine_id, 0, token),
         Delete(machine_id, token),
     )

@@ -77,7 +77,7 @@ async def two_mebibytes(lab: Lab) -> None:
 async def visible_while_configuring(lab: Lab) -> None:
     """Metadata is visible in CONFIGURING if that state is seen."""
     machine_id, metadata = await lab.idle(), {"a": "1", "b": ""}
-    way = await lab.way(Configure(machine_id, lab.new_cluster(), metadata, b"blob"), _S.CONFIGURED)
+    way = await lab.way(Configure(machine_id, lab.new_cluster(), metadata, lab.blob), _S.CONFIGURED)
     for reading in way.readings:
         expect_same_map(reading.metadata, metadata, reading.state.name)
 
@@ -87,7 +87,7 @@ async def stored_by_value(lab: Lab) -> None:
     """Changing the sender's map afterwards does not change the stored one."""
     machine_id = await lab.idle()
     sent = {"kept": "before", "only": "x"}
-    await lab.done(Configure(machine_id, lab.new_cluster(), sent, b"blob"))
+    await lab.done(Configure(machine_id, lab.new_cluster(), sent, lab.blob))
     before = dict(sent)
     sent["kept"] = "after"
     sent["added"] = "y"

@@ -71,7 +71,7 @@ async def race_of_create(lab: Lab) -> None:
 async def race_of_configure(lab: Lab) -> None:
     """Configure: the same."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
-    requests = [Configure(machine_id, cluster, _METADATA, b"blob", token) for token in lab.shards(_CALLS)]
+    requests = [Configure(machine_id, cluster, _METADATA, lab.blob, token) for token in lab.shards(_CALLS)]
     end, _answers = await collapse(lab, requests, _S.CONFIGURED)
     _expect_bound(end, cluster)
 
@@ -98,7 +98,7 @@ async def configure_races_drain(lab: Lab) -> None:
         requests: list[Mutation] = []
         for _ in range(_CALLS // 2):
             requests += [
-                Configure(machine_id, cluster, _METADATA, b"blob", next(tokens)),
+                Configure(machine_id, cluster, _METADATA, lab.blob, next(tokens)),
                 Drain(machine_id, 0, next(tokens)),
             ]
         for answer in await together(lab, requests):
@@ -147,7 +147,7 @@ async def race_over_connections(lab: Lab) -> None:
     machine_id, cluster = await lab.slot(), lab.new_cluster()
     creates = [Create(machine_id, token) for token in lab.shards(_CALLS)]
     await collapse(lab, creates, _S.IDLE, connections=2)
-    requests = [Configure(machine_id, cluster, _METADATA, b"blob", token) for token in lab.shards(_CALLS)]
+    requests = [Configure(machine_id, cluster, _METADATA, lab.blob, token) for token in lab.shards(_CALLS)]
     end, _answers = await collapse(lab, requests, _S.CONFIGURED, connections=2)
     _expect_bound(end, cluster)
 
@@ -188,7 +188,7 @@ async def settle_all(lab: Lab, machine_ids: Sequence[str], state: MachineState) 
 async def acks_of_a_burst(lab: Lab) -> None:
     """Acks in a burst show CONFIGURING or CONFIGURED only, with the right cluster."""
     machine_id, cluster = await lab.idle(), lab.new_cluster()
-    requests = [Configure(machine_id, cluster, _METADATA, b"blob", token) for token in lab.shards(_CALLS)]
+    requests = [Configure(machine_id, cluster, _METADATA, lab.blob, token) for token in lab.shards(_CALLS)]
     _end, answers = await collapse(lab, requests, _S.CONFIGURED)
     for answer in answers:
         if answer.machine is None:

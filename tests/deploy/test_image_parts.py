@@ -86,6 +86,29 @@ def test_a_wheel_is_unpacked_without_tests_and_what_compiling_against_it_needs(t
     ]
 
 
+def test_of_aws_the_newest_version_of_each_service_that_is_called_is_unpacked(tmp_path: Path) -> None:
+    """Several versions of one service are large, and botocore reads the newest one."""
+    path = tmp_path / "botocore-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in (
+            "ec2/2016-11-15/service-2.json.gz",
+            "ec2/2016-09-15/service-2.json.gz",
+            "ec2/2016-11-15/examples-1.json",
+            "s3/2006-03-01/service-2.json.gz",
+            "rds/2014-10-31/service-2.json.gz",
+            "endpoints.json",
+        ):
+            archive.writestr(f"botocore/data/{name}", "")
+    unpack_wheel(path, tmp_path / "prefix")
+    data = tmp_path / "prefix/lib/python3.11/site-packages/botocore/data"
+
+    assert sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()) == [
+        "ec2/2016-11-15/service-2.json.gz",
+        "endpoints.json",
+        "s3/2006-03-01/service-2.json.gz",
+    ]
+
+
 def test_a_command_runs_the_python_of_the_image(tmp_path: Path, wheel: Path) -> None:
     unpack_wheel(wheel, tmp_path)
     (tmp_path / "bin").mkdir()

@@ -105,9 +105,7 @@ release-check: $(STAMP) ## verify, install and start what `make release` built: 
 	@tar -xzf build/release/bigfleet-*.tar.gz -C $(RELEASED) --strip-components=1
 	@for chart in build/release/charts/*.tgz; do tar -xzf "$$chart" -C $(RELEASED)/charts || exit 1; done
 	@$(BIN)/python -m pytest -n 0 tests/release/test_installed_release.py tests/deploy/test_image.py \
-	  tests/deploy/test_systemd_units.py tests/deploy/test_charts.py $(ARGS)
-	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
-	  $(BIN)/python -m pytest -n 0 tests/kubernetes/charts $(ARGS)
+	  tests/deploy/test_image_contents.py tests/deploy/test_systemd_units.py tests/deploy/test_charts.py tests/kubernetes/charts $(ARGS)
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
 # planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB.

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import tarfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import TypeVar
 import pytest
 
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.release.installed import release_folder
 from tools.image.build import USER
 from tools.image.faults import ImageFault
 from tools.image.sandbox import sandboxed
@@ -36,6 +38,14 @@ def built(build: Callable[[], T]) -> T:
         if os.environ.get(REQUIRE_VARIABLE) == "1":
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+def unpack_release(folder: Path) -> Path:
+    """Unpack the archive of the image of the release that is checked; return its layout."""
+    (archive,) = release_folder().glob("bigfleet-*-image-*.tar")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    return folder
 
 
 def run_inside(root: Path, *command: str, state: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -5,20 +5,18 @@
 
 import json
 import os
-import tarfile
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from bigfleet.cli.runtime.kernel_set import KERNELS
-from tests.deploy.images import built, needs_root, printed_inside, process_inside
+from tests.deploy.images import built, needs_root, printed_inside, process_inside, unpack_release
 from tests.processes import free_port
-from tests.release.installed import RELEASE_VARIABLE, release_folder
+from tests.release.installed import RELEASE_VARIABLE
 from tools.image.build import build
 from tools.image.layout import Described, unpack_layout
 from tools.image.wheels import ROOT
-from tools.release.build import image_name
 
 #: The kernels are compiled twice.
 pytestmark = pytest.mark.long
@@ -43,10 +41,7 @@ def layout(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if not os.environ.get(RELEASE_VARIABLE):
         found: tuple[Path, Described] = request.getfixturevalue("first")
         return found[0]
-    folder = tmp_path_factory.mktemp("archive")
-    with tarfile.open(release_folder() / image_name(VERSION)) as archive:
-        archive.extractall(folder, filter="data")
-    return folder
+    return unpack_release(tmp_path_factory.mktemp("archive"))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""The root file system of the image, without kernels: what it holds, and that its user can run it."""
+"""The root file system of the image, without kernels: what it holds, and that its user can run it.
+
+`make release-check` runs these tests with the whole image of a release.
+"""
 
 import importlib.metadata
 import json
@@ -13,8 +16,10 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from tests.deploy.images import built, needs_root, printed_inside, run_inside
+from tests.deploy.images import built, needs_root, printed_inside, run_inside, unpack_release
+from tests.release.installed import RELEASE_VARIABLE
 from tools.image.build import make_root
+from tools.image.layout import unpack_layout
 from tools.image.wheels import ROOT
 
 pytestmark = pytest.mark.slow
@@ -72,6 +77,9 @@ raise ValueError("in colours")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root file system."""
     folder = tmp_path_factory.mktemp("image")
+    if os.environ.get(RELEASE_VARIABLE):
+        unpack_layout(unpack_release(folder / "layout"), folder / "root")
+        return folder / "root"
 
     def make() -> Path:
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1000000000"}

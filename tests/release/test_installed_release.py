@@ -12,8 +12,10 @@ import pytest
 from bigfleet.cli.runtime.kernel_set import KERNELS
 from tests.deploy.notified import services_of_a_host
 from tests.deploy.systemd_units import settings
-from tests.release.installed import EMPTY, install, make_index, needs_release, succeed
+from tests.release.installed import EMPTY, install, make_index, needs_release, release_folder, succeed
 from tools.image.wheels import ROOT
+from tools.release.build import SBOM
+from tools.supply_chain import locked, sbom
 
 pytestmark = [pytest.mark.long, needs_release]
 
@@ -48,6 +50,10 @@ def test_what_is_installed_stays_within_its_size(commands: Path) -> None:
 
     print(f"{len(files):,} files, {size / 1e6:.0f} MB")
     assert size <= INSTALLED_BYTES_MAX
+
+
+def test_its_bill_of_materials_is_that_of_the_lock_file() -> None:
+    assert (release_folder() / SBOM).read_bytes() == sbom(locked())
 
 
 def test_the_services_of_its_units_start_reload_and_stop(commands: Path, tmp_path: Path) -> None:

@@ -93,12 +93,19 @@ image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the ima
 release: image sbom ## build a release of this commit: build/release; make release KEY=release.key signs it
 	@$(BIN)/python -m tools.release build build/release --image build/image --sbom build/bigfleet.cdx.json $(if $(KEY),--key $(KEY))
 
-# The charts are tested with helm where it is (`make helm`).
-release-check: $(STAMP) ## verify and install what `make release` built: make release-check PUBLIC_KEY=release.pub
+# Image, units and charts of the release are started: the image as root only, the charts on a control plane where there is
+# one (`make helm controlplane`), and else they are skipped, unless BIGFLEET_REQUIRE_HELM=1 and BIGFLEET_REQUIRE_KUBERNETES=1.
+RELEASED := build/released
+release-check: export BIGFLEET_RELEASE_DIR = $(CURDIR)/build/release
+release-check: export BIGFLEET_UNITS = $(CURDIR)/$(RELEASED)/deploy/systemd
+release-check: export BIGFLEET_CHARTS = $(CURDIR)/$(RELEASED)/charts
+release-check: $(STAMP) ## verify, install and start what `make release` built: make release-check PUBLIC_KEY=release.pub
 	@$(BIN)/python -m tools.release check build/release $(if $(PUBLIC_KEY),--public-key $(PUBLIC_KEY))
-	@BIGFLEET_RELEASE_DIR=$(CURDIR)/build/release $(BIN)/python -m pytest -n 0 tests/release/test_installed_release.py $(ARGS)
-	@rm -rf build/charts && mkdir build/charts && for chart in build/release/charts/*.tgz; do tar -xzf "$$chart" -C build/charts; done
-	@BIGFLEET_CHARTS=$(CURDIR)/build/charts $(BIN)/python -m pytest -n 0 tests/deploy/test_charts.py $(ARGS)
+	@rm -rf $(RELEASED) && mkdir -p $(RELEASED)/charts
+	@tar -xzf build/release/bigfleet-*.tar.gz -C $(RELEASED) --strip-components=1
+	@for chart in build/release/charts/*.tgz; do tar -xzf "$$chart" -C $(RELEASED)/charts || exit 1; done
+	@$(BIN)/python -m pytest -n 0 tests/release/test_installed_release.py tests/deploy/test_image.py \
+	  tests/deploy/test_image_contents.py tests/deploy/test_systemd_units.py tests/deploy/test_charts.py tests/kubernetes/charts $(ARGS)
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
 # planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB.
@@ -201,7 +208,7 @@ docs: $(DOCS_STAMP) ## check the links of the documentation and build the site: 
 	@$(DOCS_VENV)/bin/zensical build --clean --strict
 
 sbom: $(SUPPLY_STAMP) ## write a CycloneDX bill of materials of what BigFleet installs: build/bigfleet.cdx.json
-	@$(SUPPLY_VENV)/bin/python -m tools.supply_chain sbom $(SUPPLY_VENV)/bin/cyclonedx-py build/bigfleet.cdx.json
+	@$(SUPPLY_VENV)/bin/python -m tools.supply_chain sbom build/bigfleet.cdx.json
 
 audit: $(SUPPLY_STAMP) ## look for known vulnerabilities of what BigFleet installs; needs the network
 	@$(SUPPLY_VENV)/bin/python -m tools.supply_chain audit $(SUPPLY_VENV)/bin/pip-audit

@@ -1,11 +1,13 @@
 """What is installed is listed, permitted and looked up; what was not looked up is never called sound."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tools.supply_chain import LOCK, SupplyChainFault, audit, licence_of, licences_page, locked, main, read_audit
+from tools.supply_chain import LOCK, SupplyChainFault, audit, licence_of, licences_page, locked, main, read_audit, sbom
 
 PAGE = LOCK.with_name("docs") / "licences.md"
 
@@ -21,6 +23,52 @@ def test_the_lock_file_is_read_whole() -> None:
 
     assert len(packages) == text.count("\n    # via") > 40
     assert {"numpy", "grpcio", "aiohttp"} <= {package.name for package in packages}
+
+
+# ---- bill of materials -------------------------------------------------------------------------------------------
+
+
+def test_the_bill_of_materials_lists_every_package_with_version_hashes_and_licence() -> None:
+    listed = {(each["name"], each["version"]): each for each in json.loads(sbom(locked()))["components"]}
+    text = LOCK.read_text(encoding="utf-8")
+    hashes = {digest for package in locked() for digest in package.hashes}
+
+    assert set(listed) == {(package.name, package.version) for package in locked()}
+    assert len(listed) == len(locked())
+    for package in locked():
+        found = listed[package.name, package.version]
+        assert found["purl"] == f"pkg:pypi/{package.name}@{package.version}"
+        assert hashes_of(found) == set(package.hashes) != set()
+    assert hashes == set(re.findall("sha256:([0-9a-f]{64})", text))
+    assert [name for (name, _version), each in listed.items() if "licenses" not in each] == ["colorama"]
+    assert listed["xxhash", version_of("xxhash")]["licenses"] == [{"license": {"id": "BSD-2-Clause"}}]
+    assert listed["python-dateutil", version_of("python-dateutil")]["licenses"] == [
+        {"expression": "Apache-2.0 OR BSD-3-Clause"}
+    ]
+
+
+def hashes_of(component: dict[str, Any]) -> set[str]:
+    """Return the digests of a component: of its only file, or of those that are published."""
+    files = [component, *component.get("externalReferences", ())]
+    return {hashed["content"] for file in files for hashed in file.get("hashes", ())}
+
+
+def version_of(name: str) -> str:
+    (found,) = [package.version for package in locked() if package.name == name]
+    return found
+
+
+def test_equal_lock_files_give_equal_bills_of_materials_wherever_they_are(tmp_path: Path) -> None:
+    """The order of the lines is not that of the packages."""
+    blocks = re.split(r"^(?=[a-z])", LOCK.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (tmp_path / "reversed.lock").write_text("".join(reversed(blocks)))
+    (tmp_path / "shorter.lock").write_text("".join(blocks[:-1]))
+
+    assert sbom(locked(tmp_path / "reversed.lock")) == sbom(locked())
+    assert sbom(locked(tmp_path / "shorter.lock")) != sbom(locked())
+
+
+# ---- licences ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 All of it follows from requirements-image.lock: what the image runs with, `bigfleet provider aws` included.
 
     python -m tools.supply_chain licences > docs/licences.md
-    python -m tools.supply_chain sbom cyclonedx-py build/bigfleet.cdx.json
+    python -m tools.supply_chain sbom build/bigfleet.cdx.json
     python -m tools.supply_chain audit pip-audit
 
 `audit` ends with 0 when every package was looked up and none is vulnerable, with 1 when one is, and with 2 when the
@@ -20,9 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tools.bill_of_materials import SPECIFICATION, bill_of_materials, known_licences, python_component
+
 LOCK: Final = Path(__file__).parents[1] / "requirements-image.lock"
-#: A requirement of the lock file: name, version, and the marker of where it is needed.
-_REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)(?:\s*;\s*(.*?))?\s*\\?$")
+#: A requirement of the lock file: name, version, the marker of where it is needed, and the lines of its hashes.
+_REQUIREMENT: Final = re.compile(
+    r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s;]+)(?:\s*;\s*(?P<marker>.*?))?\s*\\?\n"
+    r"(?P<hashes>(?:\s+--hash=sha256:[0-9a-f]{64}\s*\\?\n)*)",
+    re.MULTILINE,
+)
+_HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 
 #: Licences that set no conditions on a program under Apache-2.0 that uses the package, by what packages call them.
 PERMITTED: Final = {
@@ -58,6 +65,8 @@ class Package:
     version: str
     #: Where it is needed, as an environment marker; "" is everywhere.
     marker: str
+    #: SHA-256 of each file in which it is published.
+    hashes: tuple[str, ...]
 
 
 class SupplyChainFault(Exception):
@@ -66,8 +75,10 @@ class SupplyChainFault(Exception):
 
 def locked(lock: Path = LOCK) -> list[Package]:
     """Return the packages of the lock file in its order."""
-    found = (_REQUIREMENT.match(line) for line in lock.read_text(encoding="utf-8").splitlines())
-    return [Package(match[1], match[2], match[3] or "") for match in found if match]
+    return [
+        Package(match["name"], match["version"], match["marker"] or "", tuple(_HASH.findall(match["hashes"])))
+        for match in _REQUIREMENT.finditer(lock.read_text(encoding="utf-8"))
+    ]
 
 
 # ---- licences ----------------------------------------------------------------------------------------------------
@@ -119,24 +130,34 @@ licences. BigFleet itself is licensed under Apache-2.0. `python -m tools.supply_
 # ---- bill of materials -------------------------------------------------------------------------------------------
 
 
-def write_sbom(program: str, target: Path) -> int:
-    """Write a CycloneDX bill of materials and return its number of packages. Equal lock files give equal bytes.
+def sbom(packages: Sequence[Package]) -> bytes:
+    """Return a bill of materials of packages of the lock file. Equal lock files give equal bytes."""
+    licences = known_licences()
+    return bill_of_materials(python_component(each.name, each.version, each.hashes, licences) for each in packages)
 
-    Raises SupplyChainFault when the program fails or leaves a package out.
+
+def write_sbom(target: Path) -> int:
+    """Write the bill of materials of the lock file and return its number of packages.
+
+    Raises SupplyChainFault when it is not what CycloneDX specifies.
     """
+    packages = locked()
+    content = sbom(packages)
+    check_cyclonedx(content)
     target.parent.mkdir(parents=True, exist_ok=True)
-    options = ("--pyproject", str(LOCK.with_name("pyproject.toml")), "--output-reproducible", "--of", "JSON")
-    ran = subprocess.run(  # noqa: S603 - the Makefile names the program
-        [program, "requirements", *options, "-o", str(target), str(LOCK)], capture_output=True, text=True, check=False
-    )
-    if ran.returncode:
-        raise SupplyChainFault(f"{program} ended with {ran.returncode}: {_last_line(ran.stderr)}")
-    listed = json.loads(target.read_text(encoding="utf-8"))["components"]
-    found = {(each["name"], each["version"]) for each in listed}
-    missing = [package for package in locked() if (package.name, package.version) not in found]
-    if missing:
-        raise SupplyChainFault(f"{target} lacks {missing[0].name} {missing[0].version}")
-    return len(found)
+    target.write_bytes(content)
+    return len(packages)
+
+
+def check_cyclonedx(content: bytes) -> None:
+    """Raise SupplyChainFault unless a bill of materials is what CycloneDX specifies, as its own library says."""
+    # Only the environment of `make sbom` has it.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    fault = JsonStrictValidator(SchemaVersion.from_version(SPECIFICATION)).validate_str(content.decode())
+    if fault is not None:
+        raise SupplyChainFault(f"the bill of materials is not CycloneDX {SPECIFICATION}: {fault}")
 
 
 # ---- vulnerabilities ---------------------------------------------------------------------------------------------
@@ -200,8 +221,8 @@ def main(arguments: Sequence[str]) -> int:
         match list(arguments):
             case ["licences"]:
                 sys.stdout.write(licences_page(locked()))
-            case ["sbom", program, target]:
-                sys.stdout.write(f"{target}: {write_sbom(program, Path(target))} packages\n")
+            case ["sbom", target]:
+                sys.stdout.write(f"{target}: {write_sbom(Path(target))} packages\n")
             case ["audit", program]:
                 found = audit(program)
                 sys.stdout.write("".join(f"{line}\n" for line in found.vulnerable))

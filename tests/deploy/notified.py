@@ -21,6 +21,7 @@ class NotifiedProcess:
         self, words: Sequence[str], name: str, folder: Path, environment: Mapping[str, str] = os.environ
     ) -> None:
         """Start a command; the name is that of its log in the folder."""
+        self.name = name
         self.log = folder / f"{name}.log"
         address = f"bigfleet-e2e-{os.getpid()}-{name}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -40,6 +41,13 @@ class NotifiedProcess:
             except TimeoutError:
                 raise AssertionError(f"{line} did not come, but {seen}:\n{self.log.read_text()}") from None
         return seen
+
+    def reload(self) -> list[str]:
+        """Have it read its files again, as the units do, and return what it reported until it was ready again."""
+        self.process.send_signal(signal.SIGHUP)
+        began = self.wait_for("RELOADING=1")
+        assert "READY=1" not in began
+        return began + self.wait_for("READY=1")
 
     def close(self) -> None:
         self.process.kill()

@@ -1,5 +1,6 @@
 """Reads the units of deploy/systemd as systemd does."""
 
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -7,7 +8,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-UNITS = ROOT / "deploy" / "systemd"
+#: Those of the checkout, or of a release's sources that were unpacked (`make release-check`).
+UNITS = Path(os.environ.get("BIGFLEET_UNITS") or ROOT / "deploy" / "systemd")
 PROGRAM = "/opt/bigfleet/bin/bigfleet"
 #: Each service as an administrator starts it, and the example of its environment.
 SERVICES = {

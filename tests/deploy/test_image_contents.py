@@ -1,15 +1,25 @@
-"""The root file system of the image, without kernels: what it holds, and that its user can run it."""
+"""The root file system of the image, without kernels: what it holds, and that its user can run it.
 
+`make release-check` runs these tests with the whole image of a release.
+"""
+
+import importlib.metadata
+import json
 import os
+import re
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
-from tests.deploy.images import built, needs_root, printed_inside, run_inside
+from tests.deploy.images import built, needs_root, printed_inside, run_inside, unpack_release
+from tests.release.installed import RELEASE_VARIABLE
 from tools.image.build import make_root
+from tools.image.layout import unpack_layout
 from tools.image.wheels import ROOT
 
 pytestmark = pytest.mark.slow
@@ -46,12 +56,30 @@ for name in names:
         print(name, error)
 print(len(names))
 """
+#: Makes every client that `bigfleet provider aws` makes; prints the services, and which version botocore found of each.
+_CLIENTS = r"""
+import inspect, re
+from bigfleet.provider.backends.aws import boto
+session = boto.AwsSession(region="eu-central-1")
+for service in sorted(set(re.findall(r'\.client\("(\w+)"\)', inspect.getsource(boto)))):
+    print(service, session.client(service).meta.service_model.api_version)
+"""
+#: Prints a traceback in colours, which needs a lexer for Python.
+_TRACEBACK = """
+from rich.console import Console
+from rich.traceback import install
+install(console=Console(force_terminal=True))
+raise ValueError("in colours")
+"""
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The root file system."""
     folder = tmp_path_factory.mktemp("image")
+    if os.environ.get(RELEASE_VARIABLE):
+        unpack_layout(unpack_release(folder / "layout"), folder / "root")
+        return folder / "root"
 
     def make() -> Path:
         environment = {**os.environ, "SOURCE_DATE_EPOCH": "1000000000"}
@@ -68,7 +96,7 @@ def files(root: Path) -> Iterator[Path]:
 
 @needs_root
 def test_its_user_runs_it_on_a_file_system_that_is_read_only(root: Path) -> None:
-    assert printed_inside(root, "bigfleet", "--version").strip() == f"bigfleet {version('bigfleet')}"
+    assert printed_inside(root, "bigfleet", "--version").strip() == f"bigfleet {importlib.metadata.version('bigfleet')}"
     assert printed_inside(root, "python3", "-c", "import os; print(os.getuid(), os.getgid())").split() == ["65532"] * 2
     refused = run_inside(root, "python3", "-c", "open('/opt/bigfleet/x', 'w')")
     assert "Read-only file system" in refused.stderr
@@ -85,6 +113,23 @@ def test_every_command_is_there_and_imports(root: Path) -> None:
 @needs_root
 def test_every_module_is_bytecode_of_its_place_in_the_image(root: Path) -> None:
     assert printed_inside(root, "python3", "-c", _BYTECODE) == ""
+
+
+@needs_root
+def test_every_client_of_aws_is_made_as_with_the_whole_of_botocore(root: Path) -> None:
+    """The image has the descriptions of a few services."""
+    whole = subprocess.run([sys.executable, "-c", _CLIENTS], capture_output=True, text=True, check=True).stdout
+
+    assert {line.partition(" ")[0] for line in whole.splitlines()} == {"ec2", "pricing", "s3", "sqs", "sts"}
+    assert printed_inside(root, "python3", "-c", _CLIENTS) == whole
+
+
+@needs_root
+def test_a_traceback_in_colours_needs_no_lexer_that_is_left_out(root: Path) -> None:
+    shown = run_inside(root, "python3", "-c", _TRACEBACK).stdout
+
+    assert "in colours" in shown
+    assert "\x1b[" in shown
 
 
 def test_it_has_no_installer_no_compiler_and_no_shell(root: Path) -> None:
@@ -130,3 +175,22 @@ def test_licences_and_versions_of_what_it_holds_stay_in_it(root: Path) -> None:
     assert (root / "usr/share/common-licenses/GPL-2").is_file()
     assert list((root / _PACKAGES[1:]).glob("bigfleet-*.dist-info/licenses/LICENSE"))
     assert (root / "etc/ssl/certs/ca-certificates.crt").read_bytes().count(b"BEGIN CERTIFICATE") > 100
+
+
+def test_its_bill_of_materials_lists_exactly_what_it_holds(root: Path) -> None:
+    listed = json.loads((root / "opt/bigfleet/sbom.cdx.json").read_text(encoding="utf-8"))["components"]
+    folder = root / _PACKAGES[1:]
+    python = {
+        (canonicalize_name(found.name), found.version)
+        for found in importlib.metadata.distributions(path=[str(folder)])
+        if found.name != "bigfleet"
+    }
+    texts = [path.read_text(encoding="utf-8") for path in (root / "var/lib/dpkg/status.d").iterdir()]
+    system = {tuple(re.findall(r"^(?:Package|Version): (.*)$", text, re.MULTILINE)) for text in texts}
+
+    assert {(each["name"], each["version"]) for each in listed if each["purl"].startswith("pkg:pypi/")} == python
+    assert {(each["name"], each["version"]) for each in listed if each["purl"].startswith("pkg:deb/")} == system
+    assert len(python) > 40
+    assert len(listed) == len(python) + len(system)
+    assert {hashed["alg"] for each in listed for hashed in each["hashes"]} == {"SHA-256"}
+    assert [each["name"] for each in listed if "pypi" in each["purl"] and "licenses" not in each] == []

@@ -1,5 +1,6 @@
 """tools/image: which packages an image gets, and that equal files make equal images."""
 
+import hashlib
 import json
 import os
 import tomllib
@@ -8,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tools.bill_of_materials import bill_of_materials
 from tools.image import build, debian
 from tools.image.debian import Pinned, fetch, locked
 from tools.image.faults import ImageFault
 from tools.image.layout import Appearance, read_blob, unpack_layout, write_layout
-from tools.image.wheels import LOCK, ROOT, image_requirements, unpack_wheel, write_commands
+from tools.image.wheels import LOCK, ROOT, component_of, image_requirements, unpack_wheel, write_commands
 
 # ---- packages of Python ----------------------------------------------------------------------------------------------
 
@@ -84,6 +86,45 @@ def test_a_wheel_is_unpacked_without_tests_and_what_compiling_against_it_needs(t
         "numpy-1.0.dist-info/entry_points.txt",
         "numpy/__init__.py",
     ]
+
+
+def test_of_aws_the_newest_version_of_each_service_that_is_called_is_unpacked(tmp_path: Path) -> None:
+    """Several versions of one service are large, and botocore reads the newest one."""
+    path = tmp_path / "botocore-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in (
+            "ec2/2016-11-15/service-2.json.gz",
+            "ec2/2016-09-15/service-2.json.gz",
+            "ec2/2016-11-15/examples-1.json",
+            "s3/2006-03-01/service-2.json.gz",
+            "rds/2014-10-31/service-2.json.gz",
+            "endpoints.json",
+        ):
+            archive.writestr(f"botocore/data/{name}", "")
+    unpack_wheel(path, tmp_path / "prefix")
+    data = tmp_path / "prefix/lib/python3.11/site-packages/botocore/data"
+
+    assert sorted(str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()) == [
+        "ec2/2016-11-15/service-2.json.gz",
+        "endpoints.json",
+        "s3/2006-03-01/service-2.json.gz",
+    ]
+
+
+def test_a_package_is_listed_with_what_its_file_and_its_name_say(tmp_path: Path) -> None:
+    path = tmp_path / "Some.Package-1.0-py3-none-any.whl"
+    path.write_bytes(CONTENT)
+    listed = json.loads(
+        bill_of_materials([component_of(path, {"some-package": "MIT"}), Pinned("libx", "1:2-3", DIGEST).component])
+    )["components"]
+
+    assert [(each["name"], each["version"], each["purl"]) for each in listed] == [
+        ("libx", "1:2-3", "pkg:deb/debian/libx@1%3A2-3?arch=amd64&distro=bookworm"),
+        ("some-package", "1.0", "pkg:pypi/some-package@1.0"),
+    ]
+    digests = [hashlib.sha256(CONTENT).hexdigest()]
+    assert [[hashed["content"] for hashed in each["hashes"]] for each in listed] == [[DIGEST], digests]
+    assert listed[1]["licenses"] == [{"license": {"id": "MIT"}}]
 
 
 def test_a_command_runs_the_python_of_the_image(tmp_path: Path, wheel: Path) -> None:

@@ -7,17 +7,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from tools.bill_of_materials import bill_of_materials, known_licences
 from tools.image import debian
 from tools.image.commands import run
 from tools.image.faults import ImageFault
 from tools.image.layout import Appearance, Described, write_layout
 from tools.image.sandbox import sandboxed
-from tools.image.wheels import PYTHON, ROOT, fetch_wheels, make_wheel, unpack_wheel, write_commands
+from tools.image.wheels import PYTHON, ROOT, component_of, fetch_wheels, make_wheel, unpack_wheel, write_commands
 
 #: No user of a host or of Debian has it.
 USER: Final = 65532
 PREFIX: Final = "/opt/bigfleet"
 STATE: Final = "/var/lib/bigfleet"
+#: Bill of materials, below `PREFIX`.
+SBOM: Final = "sbom.cdx.json"
 #: Every server of the last ten years has it; a host that lacks an instruction compiles kernels of its own.
 CPU: Final = "x86-64-v3"
 #: More than this is a mistake: a package that should not be there, or tests of one.
@@ -25,7 +28,10 @@ UNPACKED_BYTES_MAX: Final = 420_000_000
 _SOURCE: Final = {"PATH": f"{PREFIX}/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
 #: Of what runs in the image while it is built: the order of sets must be the same each time.
 _BUILDING: Final = {**_SOURCE, "HOME": "/tmp", "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"}  # noqa: S108
-_OWN: Final = (f"{PREFIX[1:]}/bin", f"{PREFIX[1:]}/kernels", f"{PREFIX[1:]}/lib/python{PYTHON}/site-packages/bigfleet")
+_OWN: Final = (
+    *(f"{PREFIX[1:]}/{name}" for name in ("bin", "kernels", SBOM)),
+    f"{PREFIX[1:]}/lib/python{PYTHON}/site-packages/bigfleet",
+)
 
 #: Called with what the build does next.
 Say = Callable[[str], object]
@@ -63,15 +69,20 @@ def make_root(root: Path, cache: Path, environment: Mapping[str, str], say: Say)
     """Make the root file system but for kernels. Raises ImageFault."""
     root.mkdir()
     say("fetching packages of Debian")
-    for package in debian.fetch(debian.locked(), cache, environment):
+    pinned = debian.locked()
+    for package in debian.fetch(pinned, cache, environment):
         debian.unpack(package, root, environment)
     debian.make_bundle(root)
     _make_system(root)
     say("fetching packages of Python")
     prefix = root / PREFIX[1:]
+    licences = known_licences()
+    components = [package.component for package in pinned]
     with tempfile.TemporaryDirectory() as scratch:
         for wheel in fetch_wheels(Path(scratch), environment):
             unpack_wheel(wheel, prefix)
+            components.append(component_of(wheel, licences))
+    (prefix / SBOM).write_bytes(bill_of_materials(components))
     with tempfile.TemporaryDirectory() as scratch:
         unpack_wheel(make_wheel(Path(scratch), environment), prefix)
     write_commands(prefix, PREFIX, "bigfleet")

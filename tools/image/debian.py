@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tools.bill_of_materials import Component
 from tools.image.commands import run
 from tools.image.faults import ImageFault
 
@@ -52,7 +54,7 @@ _LEFT_OUT: Final = re.compile(
     r"|usr/lib/x86_64-linux-gnu/(audit|engines-3|gconv)/"
     # They need libraries that the image does not have: for terminals, dbm and NIS.
     r"|usr/lib/python3\.11/lib-dynload/(_curses|_curses_panel|_dbm|nis|readline)\."
-    r"|usr/lib/python3\.11/test/"
+    r"|usr/lib/python3\.11/(test|pydoc_data)/"
     # For people who log in.
     r"|etc/(dpkg|issue|issue\.net|profile\.d|update-motd\.d)"
 )
@@ -73,6 +75,13 @@ class Pinned:
     def __str__(self) -> str:
         """Return the line."""
         return f"{self.name}={self.version} sha256:{self.digest}"
+
+    @property
+    def component(self) -> Component:
+        """The package for a bill of materials."""
+        version = urllib.parse.quote(self.version, safe="")
+        purl = f"pkg:deb/debian/{self.name}@{version}?arch={ARCHITECTURE}&distro={RELEASE}"
+        return Component(self.name, self.version, purl, (self.digest,))
 
 
 def locked(lock: Path = LOCK) -> list[Pinned]:

@@ -2,17 +2,20 @@
 
 import configparser
 import ensurepip
+import hashlib
 import importlib.util
 import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from packaging.markers import Marker
+from packaging.utils import parse_wheel_filename
 
+from tools.bill_of_materials import Component, python_component
 from tools.image.commands import run
 from tools.image.faults import ImageFault
 
@@ -33,11 +36,16 @@ _MARKERS: Final = {
     "sys_platform": "linux",
 }
 _REQUIREMENT: Final = re.compile(r"^[A-Za-z0-9._-]+==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
-#: Packages' own tests, headers for those who compile against them, and the services of AWS that nothing here calls.
+#: Nothing here runs it: packages' own tests, headers for those who compile against them, services of AWS that are not
+#: called, pools of threads whose libraries the image does not have, and colours for languages other than Python.
 _LEFT_OUT: Final = re.compile(
     r"(numba|llvmlite|numpy)/(.*/)?tests/|numpy/(f2py|distutils|_core/include|_core/lib)/|numba/cuda/|.*\.(pyi|pxd|pyx|c|h|cpp|hpp)$"
-    r"|boto3/data/|boto3/examples/|botocore/data/(?!(ec2|pricing|s3|sqs|sts)/)[^/]+/"
+    r"|numpy/_core/(_simd|_\w+_tests)\.|numba/np/ufunc/(omp|tbb)pool\."
+    r"|boto3/data/|boto3/examples/|botocore/data/(?!(ec2|pricing|s3|sqs|sts)/)[^/]+/|botocore/data/.*/examples-1\.json$"
+    r"|pygments/lexers/(?!(__init__|_mapping|python|special)\.py$)"
 )
+#: botocore uses the newest version of a service that it finds.
+_API_VERSION: Final = re.compile(r"(?P<service>botocore/data/[^/]+)/(?P<version>\d{4}-\d\d-\d\d)/")
 _DATA: Final = re.compile(r"[^/]+\.data/(?P<scheme>[a-z]+)/(?P<rest>.+)")
 
 
@@ -65,6 +73,12 @@ def fetch_wheels(folder: Path, environment: Mapping[str, str]) -> list[Path]:
         environment=environment,
     )
     return sorted(folder.glob("*.whl"))
+
+
+def component_of(wheel: Path, licences: Mapping[str, str]) -> Component:
+    """Return the package of a wheel for a bill of materials."""
+    name, version, _build, _tags = parse_wheel_filename(wheel.name)
+    return python_component(name, str(version), (hashlib.sha256(wheel.read_bytes()).hexdigest(),), licences)
 
 
 def _pip() -> list[str]:
@@ -95,6 +109,7 @@ def unpack_wheel(wheel: Path, prefix: Path) -> None:
     """
     packages = prefix / "lib" / f"python{PYTHON}" / "site-packages"
     with zipfile.ZipFile(wheel) as archive:
+        newest = _newest_versions(archive.namelist())
         for entry in archive.infolist():
             name = entry.filename
             data = _DATA.fullmatch(name)
@@ -103,12 +118,26 @@ def unpack_wheel(wheel: Path, prefix: Path) -> None:
                     # Commands that are not entry points, manuals, headers: none is needed.
                     continue
                 name = data["rest"]
-            if entry.is_dir() or _LEFT_OUT.match(name):
+            if entry.is_dir() or _LEFT_OUT.match(name) or not _is_newest(name, newest):
                 continue
             target = packages / name
             target.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(entry) as source, target.open("wb") as copied:
                 shutil.copyfileobj(source, copied)
+
+
+def _newest_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the newest version of each service of AWS that files describe."""
+    newest: dict[str, str] = {}
+    for match in filter(None, map(_API_VERSION.match, names)):
+        newest[match["service"]] = max(match["version"], newest.get(match["service"], ""))
+    return newest
+
+
+def _is_newest(name: str, newest: Mapping[str, str]) -> bool:
+    """Say whether a file describes no version of a service, or its newest."""
+    match = _API_VERSION.match(name)
+    return match is None or match["version"] == newest[match["service"]]
 
 
 def write_commands(prefix: Path, place: str, distribution: str) -> list[str]:

@@ -128,6 +128,7 @@ class FleetUnderTest:
         pools: Sequence[Pool],
         rack_size: int = 48,
         shard_flags: Sequence[str] = (),
+        bootstrap_flags: Sequence[str] = ("--bootstrap-stub",),
         operator_flags: Sequence[str] = (),
         pod_controller_flags: Sequence[str] = (),
         proxies: Mapping[str, ApiProxy] | None = None,
@@ -141,7 +142,7 @@ class FleetUnderTest:
         self._pools = list(pools)
         self._rack_size = rack_size
         self._shard_flags = tuple(shard_flags)
-        self._operator_flags = tuple(operator_flags)
+        self._operator_flags = (*bootstrap_flags, *operator_flags)
         self._pod_controller_flags = tuple(pod_controller_flags)
         self._proxies = dict(proxies or {})
         self._ports: dict[str, int] = {}
@@ -217,7 +218,6 @@ class FleetUnderTest:
             "--namespace", SYSTEM_NAMESPACE,
             "--metrics-addr", f"127.0.0.1:{free_port()}",
             "--rollup-interval", "2s",
-            "--bootstrap-stub",
             *(("--lease-name", lease) if lease else ()),
             *self._operator_flags,
         )  # fmt: skip

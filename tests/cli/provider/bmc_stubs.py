@@ -1,7 +1,8 @@
 """Programs in place of ipmitool and kubectl: power is a file for each BMC, and a node is Ready while its host is on."""
 
-import stat
 from pathlib import Path
+
+from tests.guides import executable
 
 IPMITOOL = """#!/bin/sh
 while [ "$1" != chassis ]; do if [ "$1" = -H ]; then file="$STUB/$2"; fi; shift; done
@@ -16,14 +17,6 @@ esac
 KUBECTL = """#!/bin/sh
 if [ -n "$(ls "$STUB")" ]; then printf True; fi
 """
-
-
-def executable(path: Path, content: str) -> Path:
-    """Write a program and return its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 def write_stubs(folder: Path) -> dict[str, str]:

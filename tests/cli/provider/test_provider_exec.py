@@ -18,8 +18,9 @@ import pytest
 from bigfleet.cli.provider.new import EXAMPLES
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
-from tests.cli.provider.bmc_stubs import executable, write_stubs
+from tests.cli.provider.bmc_stubs import write_stubs
 from tests.commands import run_here
+from tests.guides import executable
 from tests.patience import wait_until
 from tests.processes import bigfleet, free_port, serving
 

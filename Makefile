@@ -142,7 +142,7 @@ fuzz: $(FUZZING) ## fuzz the readers of input from outside, guided by coverage: 
 	@$(BIN)/python -m tests.fuzzing --for $(FOR) $(ARGS)
 
 # It has no wheel: it is built with libvirt-dev, pkg-config and a C compiler. The tests with real domains also need Debian's
-# libvirt-daemon-system, qemu-system-x86, qemu-utils, qemu-guest-agent, linux-image-cloud-amd64, busybox-static, syslinux and mtools.
+# libvirt-daemon-system, qemu-system-x86, qemu-utils, qemu-guest-agent, linux-image-cloud-amd64, busybox-static, openssl, syslinux and mtools.
 LIBVIRT := $(VENV)/.libvirt
 $(LIBVIRT): requirements-libvirt.lock $(STAMP)
 	@pkg-config --exists libvirt || { echo "libvirt-dev and pkg-config are missing: apt-get install libvirt-dev pkg-config gcc python3-dev"; exit 1; }

@@ -1,4 +1,4 @@
-"""Runs the commands of a guide of the documentation in order, as its reader would."""
+"""Follows a page of the documentation: reads its blocks, and runs its commands with ports of this run."""
 
 import os
 import re
@@ -6,69 +6,20 @@ import shlex
 import signal
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import bigfleet, free_port, wait_until_serving
 
-DOCS = Path(__file__).parents[1] / "docs"
-ADDRESS = re.compile(r"127\.0\.0\.1:(\d+)")
+_ADDRESS = re.compile(r"127\.0\.0\.1:(\d+)")
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-class Terminal:
-    """Runs commands of a page in a folder, each fixed port replaced by a free one."""
-
-    def __init__(self, folder: Path, environment: Mapping[str, str], replaced: Mapping[str, str] | None = None) -> None:
-        """Programs in the folder's `bin` come before those of this host. `replaced` are texts of the page."""
-        self.folder = folder / "work"
-        self.folder.mkdir()
-        executable(folder / "bin" / "bigfleet", f'#!/bin/sh\nexec {shlex.join(bigfleet())} "$@"\n')
-        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, **environment, "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"}
-        self._replaced = replaced or {}
-        self._ports: dict[str, int] = {}
-
-    def here(self, command: str) -> str:
-        """Return the command with ports and texts of this run."""
-        command = ADDRESS.sub(lambda found: f"127.0.0.1:{self._ports.setdefault(found[1], free_port())}", command)
-        for text, other in self._replaced.items():
-            command = command.replace(text, other)
-        return command
-
-    def run(self, command: str) -> str:
-        """Run a command to its end and return what it printed."""
-        done = subprocess.run(
-            ["/bin/sh", "-euc", self.here(command)],
-            cwd=self.folder,
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-        return done.stdout
-
-    @contextmanager
-    def serving(self, command: str, flag: str) -> Iterator[None]:
-        """Run a command while the context lasts, from the moment the address of that flag serves."""
-        words = shlex.split(self.here(command.replace("\\\n", "")))
-        log = self.folder / f"{words[1]}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(words, cwd=self.folder, env=self._environment, stdout=output, stderr=output)
-        try:
-            wait_until_serving(words[words.index(flag) + 1], process, log)
-            yield
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE_SECONDS)
-
-
-def blocks(page: str) -> list[tuple[str, str]]:
-    """Return language and content of each block of a page that is run, in order."""
-    return re.findall(r"^```(sh|console)\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+def blocks(page: Path, languages: Sequence[str]) -> list[tuple[str, str]]:
+    """Return language and content of each block in one of the languages, in order."""
+    return [(found[1], found[2]) for found in _BLOCK.finditer(page.read_text("utf-8")) if found[1] in languages]
 
 
 def turns(console: str) -> list[tuple[str, str]]:
@@ -82,3 +33,56 @@ def executable(path: Path, content: str) -> Path:
     path.write_text(content)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+class Terminal:
+    """Runs commands of a page in a folder, each fixed port replaced by a free one."""
+
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], here: Callable[[str], str] = lambda text: text
+    ) -> None:
+        """Take variables beside those of the tests; `here` turns text of the page into what holds on this machine.
+
+        Programs in `bin` of the folder come first.
+        """
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        executable(folder / "bin" / "bigfleet", f'#!/bin/sh\nexec {shlex.join(bigfleet())} "$@"\n')
+        path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, **environment, "PATH": path, "NO_COLOR": "1", "COLUMNS": "200"}
+        self._here = here
+        self._ports: dict[str, int] = {}
+
+    def here(self, command: str) -> str:
+        """Return the command with ports of this run."""
+        text = self._here(command)
+        return _ADDRESS.sub(lambda found: f"127.0.0.1:{self._ports.setdefault(found[1], free_port())}", text)
+
+    def run(self, command: str, **variables: str) -> str:
+        """Run a command to its end and return what it printed."""
+        done = subprocess.run(
+            ["/bin/sh", "-euc", self.here(command)],
+            cwd=self.folder,
+            env={**self._environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    @contextmanager
+    def serving(self, command: str, flag: str) -> Iterator[str]:
+        """Run a command while the context lasts, from when the address of a flag serves; return the address."""
+        words = shlex.split(self.here(command).replace("\\\n", ""))
+        log = self.folder / f"{words[1]}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(words, cwd=self.folder, env=self._environment, stdout=output, stderr=output)
+        address = words[words.index(flag) + 1]
+        try:
+            wait_until_serving(address, process, log)
+            yield address
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(PATIENCE_SECONDS)

@@ -12,11 +12,11 @@ from bigfleet.provider.backends.aws import boto
 from bigfleet.provider.backends.aws.reclaim_queue import WARNING
 from tests.aws.client import REGION, ShimClient
 from tests.aws.test_events import say
-from tests.guides import DOCS, Terminal, blocks, executable
+from tests.guides import Terminal, blocks, executable
 from tests.patience import wait_until
 
-PAGE = "aws-provider.md"
-ROOT = DOCS.parent
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "aws-provider.md"
 #: Rights whose names differ from the call's.
 RIGHTS = {"s3:HeadBucket": "s3:ListBucket", "s3:HeadObject": "s3:GetObject", "sts:GetCallerIdentity": ""}
 
@@ -27,16 +27,18 @@ def test_the_commands_of_the_page_do_what_it_says(shim: ShimClient, tmp_path: Pa
         tmp_path / "bin" / "aws",
         f'#!/bin/sh\nPYTHONPATH={ROOT}/src:{ROOT} exec {shlex.quote(sys.executable)} -m tests.aws.aws_cli "$@"\n',
     )
+    replaced = {
+        "https://sqs.us-east-1.amazonaws.com": shim.url,
+        "ami-0123456789abcdef0": shim.place["ami"],
+        "subnet-0123456789abcdef0": shim.place["subnets"]["us-east-1a"],
+    }
+    names = re.compile("|".join(map(re.escape, replaced)))
     terminal = Terminal(
         tmp_path,
         {"AWS_ENDPOINT_URL": shim.url, "AWS_DEFAULT_REGION": REGION},
-        {
-            "https://sqs.us-east-1.amazonaws.com": shim.url,
-            "ami-0123456789abcdef0": shim.place["ami"],
-            "subnet-0123456789abcdef0": shim.place["subnets"]["us-east-1a"],
-        },
+        here=lambda text: names.sub(lambda found: replaced[found[0]], text),
     )
-    run = iter(blocks(PAGE))
+    run = iter(blocks(PAGE, ("sh", "console")))
     for _language, content in run:
         if content.startswith("bigfleet provider aws"):
             break
@@ -55,7 +57,7 @@ def test_the_commands_of_the_page_do_what_it_says(shim: ShimClient, tmp_path: Pa
 def test_the_policy_of_the_page_has_every_right_that_the_provider_uses() -> None:
     (policy,) = (
         json.loads(content.split("<<END\n")[1].split("\nEND\n")[0])
-        for _language, content in blocks(PAGE)
+        for _language, content in blocks(PAGE, ("sh", "console"))
         if content.startswith("cat > provider.json")
     )
     rights = {

@@ -40,13 +40,6 @@ ZONE = "topology.kubernetes.io/zone"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 #: How many pods are listed in a second when a fleet is looked at again and again.
 _PODS_PER_POLL_SECOND = 500.0
-#: What is logged when a Lease could not be renewed in time, or a watch was ended before its first event.
-SLOW_API_SERVER = (
-    "leadership_lost",
-    "another operator of this cluster may lead now",
-    "drain.started_without_session",
-    "the server ended it at once",
-)
 ROOMY = "std.16x64"
 #: Others take cheaper machines, and leave whole racks of these.
 RACKED = "mem.16x128"
@@ -308,11 +301,6 @@ class Course:
         return {domains[pod.spec.node_name] for pod in await self.pods_of(name, workload)}
 
 
-def unexplained(fleet: FleetUnderTest) -> list[str]:
-    """Return what programs complained of, but for what follows when an API server without a processor is slow."""
-    return [line for line in fleet.complaints() if not any(event in line for event in SLOW_API_SERVER)]
-
-
 def pools(size: Size) -> list[dict[str, object]]:
     """Return machines of three kinds in each zone, and three that are scarce."""
     count = size.machines_per_pool
@@ -331,7 +319,7 @@ async def run_course(fleet: FleetUnderTest, size: Size) -> Course:
     course = Course(fleet, size)
     first, second, *_further = fleet.clusters
     await course.begin()
-    assert unexplained(fleet) == []
+    assert fleet.unexplained() == []
     for _round in range(size.rounds):
         await course.swing()
     await course.gang(first, ZONE)
@@ -339,7 +327,7 @@ async def run_course(fleet: FleetUnderTest, size: Size) -> Course:
     # So nothing else of the cluster runs on such machines.
     await course.gang(first, RACK, {INSTANCE_TYPE: RACKED})
     await course.preempt(first, second)
-    assert unexplained(fleet) == []
+    assert fleet.unexplained() == []
     await course.lose_a_machine(first)
     await course.interrupt_a_machine(second)
     await course.lose_a_zone()

@@ -21,7 +21,17 @@ from tests.patience import wait_until
 
 REQUIRED_VARIABLE: Final = "BIGFLEET_REQUIRE_LIBVIRT"
 #: The packages of Debian that tests with guests need, apart from the binding.
-PROGRAMS: Final = ("libvirtd", "virtlogd", "qemu-img", "qemu-system-x86_64", "qemu-ga", "busybox", "syslinux", "mcopy")
+PROGRAMS: Final = (
+    "libvirtd",
+    "virtlogd",
+    "qemu-img",
+    "qemu-system-x86_64",
+    "qemu-ga",
+    "busybox",
+    "openssl",
+    "syslinux",
+    "mcopy",
+)
 UNPRIVILEGED_ID: Final = 65534
 POOL: Final = "machines"
 IMAGE: Final = "guest.raw"

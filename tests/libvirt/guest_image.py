@@ -1,8 +1,10 @@
 """Builds the disk image of a guest that boots in seconds under emulation, from packages of Debian.
 
 Debian's cloud kernel, busybox, qemu-ga and syslinux on a FAT file system of 48 MiB; nothing is downloaded. The guest
-stands for an image with cloud-init: it reads the seed with the label CIDATA, and joins the cluster that the user data
-names. What it does it says on its serial console:
+stands for an image with cloud-init: it reads the seed with the label CIDATA, joins the cluster that the user data
+names, and runs user data that are a script. With a network, which has the addresses of user-mode networking, the
+script has openssl, and is run again with `leave` before the guest is off. What the guest does it says on its serial
+console:
 
     BF-BOOT instance=op-… host=bf-…            each boot
     BF-DISK clean | BF-DISK used-by team-a     what an earlier tenant left on its disk
@@ -14,6 +16,7 @@ names. What it does it says on its serial console:
 
 import gzip
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +33,7 @@ _MODULES: Final = (
     "button",
     "evdev",
 )
+_NETWORK_MODULES: Final = ("virtio_net",)
 #: Debian's path, which the kernel and syslinux share.
 _BOOT: Final = Path("/boot")
 
@@ -51,11 +55,16 @@ if [ -n "$cluster" ]; then
     echo "$cluster" > /disk/tenant; sync
     echo "BF-JOIN by=seed cluster=$cluster"
 fi
+if [ -e /sys/class/net/eth0 ]; then ip addr add 10.0.2.15/24 dev eth0; ip link set eth0 up; fi
+if [ "$(head -c 2 /seed/user-data)" = '#!' ]; then
+    cp /seed/user-data /run/user-data
+    sh /run/user-data &
+fi
 mkdir -p /dev/virtio-ports
 for port in /sys/class/virtio-ports/*; do
     [ -e "$port/name" ] && ln -sf "/dev/${port##*/}" "/dev/virtio-ports/$(cat "$port/name")"
 done
-off() { echo BF-OFF; sync; umount /disk; poweroff -f; }
+off() { [ -e /run/user-data ] && sh /run/user-data leave; echo BF-OFF; sync; umount /disk; poweroff -f; }
 # The first event of a button is its press.
 for button in /dev/input/event*; do (head -c 24 "$button" > /dev/null && off) & done
 while :; do
@@ -77,11 +86,11 @@ echo "BF-DRAIN cluster=$1 grace=$2" > /dev/ttyS0
 """
 
 
-def build_image(target: Path) -> None:
-    """Write the image."""
+def build_image(target: Path, *, has_network: bool = False) -> None:
+    """Write the image. One with a network takes some seconds longer to boot."""
     kernel = max(_BOOT.glob("vmlinuz-*-cloud-*"))
     initrd = target.with_suffix(".initrd")
-    initrd.write_bytes(gzip.compress(_archive(_files(kernel.name.removeprefix("vmlinuz-"))), 1))
+    initrd.write_bytes(gzip.compress(_archive(_files(kernel.name.removeprefix("vmlinuz-"), has_network)), 1))
     config = target.with_suffix(".cfg")
     config.write_text(
         "DEFAULT guest\nPROMPT 0\nTIMEOUT 0\nLABEL guest\n LINUX kernel\n INITRD initrd\n"
@@ -104,18 +113,19 @@ def _run(*arguments: str) -> None:
     assert done.returncode == 0, f"{' '.join(arguments)}: {done.stderr}{done.stdout}"
 
 
-def _files(release: str) -> dict[str, tuple[int, bytes]]:
+def _files(release: str, has_network: bool) -> dict[str, tuple[int, bytes]]:
     """Return the content of the guest's memory file system: mode and bytes by path."""
     files = {
         "init": (0o755, _INIT.encode()),
         "opt/bigfleet/bootstrap": (0o755, _BOOTSTRAP.encode()),
         "opt/bigfleet/drain": (0o755, _DRAIN.encode()),
         "bin/busybox": (0o755, _program("busybox").read_bytes()),
-        "bin/qemu-ga": (0o755, _program("qemu-ga").read_bytes()),
     }
-    for library in _libraries(_program("qemu-ga")):
-        files[str(library).lstrip("/")] = (0o755, library.read_bytes())
-    modules = _modules(Path("/lib/modules") / release)
+    for program in map(_program, ("qemu-ga", *(("openssl",) if has_network else ()))):
+        files[f"bin/{program.name}"] = (0o755, program.read_bytes())
+        for library in _libraries(program):
+            files[str(library).lstrip("/")] = (0o755, library.read_bytes())
+    modules = _modules(Path("/lib/modules") / release, (*_MODULES, *(_NETWORK_MODULES if has_network else ())))
     for module in modules:
         files[f"modules/{module.name}"] = (0o644, module.read_bytes())
     files["modules/order"] = (0o644, "".join(f"{module.name}\n" for module in modules).encode())
@@ -134,8 +144,8 @@ def _libraries(program: Path) -> list[Path]:
     return [Path(word) for word in words if word.startswith("/")]
 
 
-def _modules(root: Path) -> list[Path]:
-    """Return the files of the modules and of what they need, in the order in which they are loaded."""
+def _modules(root: Path, names: Sequence[str]) -> list[Path]:
+    """Return the files of modules and of what they need, in the order in which they are loaded."""
     needs: dict[str, list[str]] = {}
     for line in (root / "modules.dep").read_text().splitlines():
         path, _colon, others = line.partition(":")
@@ -143,7 +153,7 @@ def _modules(root: Path) -> list[Path]:
     built_in = {Path(line).name for line in (root / "modules.builtin").read_text().splitlines()}
     by_name = {Path(path).name.partition(".")[0].replace("-", "_"): path for path in needs}
     ordered: dict[str, None] = {}
-    for name in _MODULES:
+    for name in names:
         if f"{name}.ko" in built_in:
             continue
         path = by_name[name]

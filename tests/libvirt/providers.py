@@ -111,10 +111,17 @@ class Running:
             getattr(self, verb)(0)
 
 
-def hosts_file(daemon: LibvirtDaemon, folder: Path, *, guest_memory: str, **host: Any) -> Path:
+def hosts_file(
+    daemon: LibvirtDaemon,
+    folder: Path,
+    *,
+    guest_memory: str,
+    allocatable: Mapping[str, str] | None = None,
+    **host: Any,
+) -> Path:
     """Write a hosts file with the daemon as its one host."""
     defaults = {**HOSTS["defaults"], "console_log_dir": str(daemon.console_directory)}
-    types = {"small": {**HOSTS["types"]["small"], "memory": guest_memory}}
+    types = {"small": {**HOSTS["types"]["small"], "memory": guest_memory, "allocatable": allocatable}}
     hosts = [{**HOSTS["hosts"][0], "uri": daemon.uri, **host}]
     path = folder / "hosts.yaml"
     path.write_text(yaml.safe_dump({"defaults": defaults, "types": types, "hosts": hosts}))

@@ -9,10 +9,12 @@ from tests.cli.provider.bmc_stubs import write_stubs
 from tests.guides import Terminal, blocks, turns
 from tests.patience import wait_until
 
+PAGE = Path(__file__).parents[3] / "docs" / "bare-metal.md"
+
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_do_what_it_says(tmp_path: Path) -> None:
-    terminal, run = Terminal(tmp_path, write_stubs(tmp_path)), iter(blocks("bare-metal.md"))
+    terminal, run = Terminal(tmp_path, write_stubs(tmp_path)), iter(blocks(PAGE, ("sh", "console")))
     (terminal.folder / "team-a.kubeconfig").write_text("")
     for language, content in run:
         if content.startswith("bigfleet provider exec"):

@@ -5,8 +5,8 @@ value can be written again, `again` writes it, and reading that gives an equal v
 """
 
 import tempfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,9 +86,23 @@ class Target:
             written = self.again(value)
             if written is not None:
                 found = self.read(written)
-                # A price may be no number, which equals nothing; its text does.
-                assert found == value or repr(found) == repr(value), f"{self.name}: reads back as another value"
+                is_same = found == value or comparable(found) == comparable(value)
+                assert is_same, f"{self.name}: reads back as another value"
         return value
+
+
+def comparable(value: Any) -> Any:
+    """Return a value that equals another one's if they say the same.
+
+    A price may be no number, which equals nothing; maps have any order, which differs between two readings.
+    """
+    if isinstance(value, Mapping):
+        return tuple(sorted((repr(key), comparable(each)) for key, each in value.items()))
+    if is_dataclass(value):
+        return type(value).__name__, tuple(comparable(getattr(value, field.name)) for field in fields(value))
+    if isinstance(value, tuple | list):
+        return tuple(map(comparable, value))
+    return repr(value)
 
 
 def _text(content: bytes) -> str:

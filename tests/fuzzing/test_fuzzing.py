@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fuzzing.attacks import attacks
-from tests.fuzzing.targets import BY_NAME, TARGETS, Target
+from tests.fuzzing.targets import BY_NAME, TARGETS, Target, comparable
 
 CORPUS = Path(__file__).parent / "corpus"
 #: Attacks of the quick test; the slow ones double a larger size.
@@ -162,3 +162,11 @@ def test_a_reader_that_falls_or_reads_something_else_is_found() -> None:
             Target(name="broken", read=read, refusals=refusals).feed(b"")
     with pytest.raises(AssertionError, match="another value"):
         Target(name="broken", read=len, refusals=(), again=lambda value: b"x" * (value + 1)).feed(b"x")
+
+
+def test_values_are_compared_by_what_they_say() -> None:
+    """In any order of maps, and also where a number is none; anything else is another value."""
+    first = ({"a": 1, "b": (float("nan"),)}, [1])
+    assert comparable(first) == comparable(({"b": (float("nan"),), "a": 1}, [1]))
+    for other in (({"a": 1, "b": (0.0,)}, [1]), ({"a": 1}, [1]), ({"a": 1, "b": (float("nan"),)}, [2])):
+        assert comparable(first) != comparable(other)

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +138,49 @@ def test_providers_keep_idle_connections() -> None:
     """Their shard calls over one, and not while nothing changes."""
     assert "grpc.max_connection_idle_ms" not in dict(connection_options(1, close_idle=False))
     assert dict(connection_options(1, close_idle=True))["grpc.max_connection_idle_ms"] == 60_000
+
+
+async def silent(port: int) -> None:
+    """Connect and send nothing, until the server closes the connection; come back a second later."""
+    while True:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                while await reader.read(1_024):
+                    pass
+            finally:
+                writer.close()
+        await asyncio.sleep(1.0)
+
+
+async def test_an_identity_gets_in_while_peers_without_one_fill_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty silent peers come again and again where twenty have room: a stream stays, and a newcomer gets in."""
+    monkeypatch.setattr(connection_limits, "HANDSHAKE_SECONDS", 1.0)
+    certificates = Certificates.make(tmp_path)
+    ours, theirs = certificates.files(SHARD), certificates.files(READONLY)
+    async with serving(tls=ours, connections_max=20) as port, secure_channel(port, theirs) as standing:
+        call, first = await watch(standing)
+        assert not isinstance(first, Code), first
+        crowd = [asyncio.create_task(silent(port)) for _ in range(60)]
+        try:
+
+            async def is_full() -> bool:
+                async with secure_channel(port, ours) as early:
+                    return await status_of(early) is Code.UNAVAILABLE
+
+            await wait_until_async(is_full)
+            async with secure_channel(port, ours) as newcomer:
+
+                async def is_served() -> bool:
+                    return await status_of(newcomer) is Code.OK
+
+                await wait_until_async(is_served, poll_seconds=0.1)
+                assert not call.done()
+        finally:
+            for peer in crowd:
+                peer.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+        assert not call.done()
+        call.cancel()

@@ -5,12 +5,11 @@ docs/spec/wire.md §3. What a peer may call once it is in is the business of tes
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.rpc.clients.provider import GrpcProvider
 from bigfleet.rpc.clients.session import GrpcSessionDialer
 from bigfleet.rpc.grpc_server import GrpcServer
+from bigfleet.rpc.security import identity
 from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths, export_expiry, is_loopback, server_credentials
 from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2
@@ -174,21 +174,25 @@ async def test_a_server_must_be_the_host_that_was_dialled(certificates: Certific
         assert (await health(channel))[0] is Code.UNAVAILABLE
 
 
-async def test_no_session_of_tls_is_resumed(certificates: Certificates, shard: SecureShard) -> None:
-    """Each connection shows its certificate again, so that one that is over does not come back in."""
-    certificates.files(ADMIN)
-    context = client_context(certificates.paths(ADMIN.name))
+class TwoDaysLater(datetime):
+    """A clock that is ahead."""
 
-    def connect(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool | None, str | None]:
-        raw = socket.create_connection(("127.0.0.1", shard.port), PATIENCE_SECONDS)
-        with raw, context.wrap_socket(raw, server_hostname="127.0.0.1", session=session) as connection:
-            connection.recv(9)  # the server's first frame comes behind its tickets
-            return connection.session, connection.session_reused, connection.version()
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> "TwoDaysLater":
+        """Return a time after the end of every certificate here."""
+        return cls.fromtimestamp(datetime.now(tz).timestamp() + timedelta(days=2).total_seconds(), tz)
 
-    session, _, version = await asyncio.to_thread(connect, None)
-    assert version == "TLSv1.3"
-    _, is_reused, _ = await asyncio.to_thread(connect, session)
-    assert is_reused is False
+
+async def test_a_certificate_that_ends_makes_no_call_afterwards(
+    certificates: Certificates, shard: SecureShard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every new call is looked at: also on an open connection, and in a session of TLS that is resumed."""
+    async with secure_channel(shard.port, certificates.files(ADMIN)) as channel:
+        assert (await health(channel))[0] is Code.OK
+        monkeypatch.setattr(identity, "datetime", TwoDaysLater)
+        code, text = await health(channel)
+    assert code is Code.PERMISSION_DENIED
+    assert text.startswith("the certificate expired at ")
 
 
 # ---- a new certificate ------------------------------------------------------------------------------------------

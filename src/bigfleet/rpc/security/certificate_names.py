@@ -1,8 +1,10 @@
-"""Reads the URIs in a certificate from its DER encoding, not from C strings.
+"""Reads the URIs in a certificate, and when it ends, from its DER encoding, not from C strings.
 
 docs/spec/wire.md §3. gRPC reports the names of a peer as C strings, which end at a NUL byte: `bigfleet://admin` and
 anything after a NUL byte would be one name. Nothing here decides what a name may do.
 """
+
+from datetime import datetime
 
 from cryptography import x509
 
@@ -13,11 +15,19 @@ class UnreadableCertificate(Exception):
 
 def uris_of_pem(pem: bytes) -> tuple[str, ...]:
     """Return the URIs of the first certificate of a PEM text. Raises UnreadableCertificate."""
+    return uris_of(_loaded(pem))
+
+
+def end_of_pem(pem: bytes) -> datetime:
+    """Return when the first certificate of a PEM text ends. Raises UnreadableCertificate."""
+    return _loaded(pem).not_valid_after_utc
+
+
+def _loaded(pem: bytes) -> x509.Certificate:
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
+        return x509.load_pem_x509_certificate(pem)
     except Exception as error:  # which exception depends on where the bytes are wrong
         raise UnreadableCertificate("the certificate cannot be read") from error
-    return uris_of(certificate)
 
 
 def uris_of(certificate: x509.Certificate) -> tuple[str, ...]:

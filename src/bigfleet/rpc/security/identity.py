@@ -7,6 +7,7 @@ here may look at a message to find out who sent it.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -16,7 +17,7 @@ from grpc import aio
 from prometheus_client import CollectorRegistry, Counter
 
 from bigfleet.model.ids import identifier_fault
-from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of_pem
+from bigfleet.rpc.security.certificate_names import UnreadableCertificate, end_of_pem, uris_of_pem
 
 SCHEME = "bigfleet"
 SESSION = "/bigfleet.v1alpha1.Shard/Session"
@@ -125,7 +126,21 @@ def identity_of_certificate(pem: bytes) -> PeerIdentity:
         raise Denied(str(fault)) from fault
 
 
+def check_not_over(pem: bytes, now: datetime) -> None:
+    """Return unless a certificate has ended. Raises Denied.
+
+    gRPC looks at it in a full handshake, not in one that resumes an earlier session of TLS.
+    """
+    try:
+        end = _end_of_pem(pem)
+    except UnreadableCertificate as fault:
+        raise Denied(str(fault)) from fault
+    if end < now:
+        raise Denied(f"the certificate expired at {end:%Y-%m-%dT%H:%M:%SZ}; connect with a new one")
+
+
 _uris_of_pem = lru_cache(maxsize=_CERTIFICATES_MAX)(uris_of_pem)
+_end_of_pem = lru_cache(maxsize=_CERTIFICATES_MAX)(end_of_pem)
 
 
 def identity_in(uris: Iterable[str]) -> PeerIdentity:
@@ -152,14 +167,20 @@ def identity_in(uris: Iterable[str]) -> PeerIdentity:
 
 
 def peer_identity(context: _Context) -> PeerIdentity | None:
-    """Return who is at the other end of a call, None in plain text. Raises Denied when the certificate names none."""
+    """Return who is at the other end of a call, None in plain text.
+
+    Raises Denied when the certificate names no identity, or has ended.
+    """
     auth = context.auth_context()
     if _property(auth, "transport_security_type") == ["insecure"]:
         return None
     # The process allows nothing older (bigfleet.rpc.security.tls_floor); where that came too late, the call is denied.
     if _property(auth, "ssl_tls_version") != ["TLSv1.3"]:
         raise Denied("the connection is not TLS 1.3")
-    return identity_of_certificate(_certificate_in(auth))
+    certificate = _certificate_in(auth)
+    identity = identity_of_certificate(certificate)
+    check_not_over(certificate, datetime.now(UTC))
+    return identity
 
 
 def _certificate_in(auth: Mapping[str, Iterable[bytes]]) -> bytes:

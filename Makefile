@@ -114,8 +114,9 @@ test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: m
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
 	  $(BIN)/python -m pytest -n 3 --dist loadfile -m "kubernetes and not slow" $(ARGS)
 
-# It needs credentials in botocore's chain, and costs money with CONFIRM=yes. NODE_ROLE and BOOTSTRAP are those of the guide.
-certify-aws: $(STAMP) ## certify the EC2 provider in an account, a dry run unless CONFIRM=yes: make certify-aws ACCOUNT=… REGION=… OFFERINGS=… BOOTSTRAP=s3://… BUDGET_USD=…
+# make certify-aws ACCOUNT=… REGION=… OFFERINGS=… BOOTSTRAP=s3://… NODE_ROLE=… BUDGET_USD=… CONFIRM=yes; the credentials are those
+# of botocore's chain. docs/aws-provider.md has the rest.
+certify-aws: $(STAMP) ## certify the EC2 provider in an account of AWS; a dry run unless CONFIRM=yes
 	@$(BIN)/python -m tools.certify_aws --account "$(ACCOUNT)" --region "$(REGION)" --offerings "$(OFFERINGS)" \
 	  --bootstrap "$(BOOTSTRAP)" --node-role "$(NODE_ROLE)" --budget-usd "$(BUDGET_USD)" --confirm "$(CONFIRM)" $(ARGS)
 

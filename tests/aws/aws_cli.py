@@ -37,7 +37,9 @@ def main(words: list[str]) -> None:
 def _value(text: str, kind: str) -> Any:
     if text.startswith("file://"):
         text = Path(text.removeprefix("file://")).read_text("utf-8")
-    return json.loads(text) if kind in ("structure", "list", "map") else {"integer": int}.get(kind, str)(text)
+    if kind in ("structure", "list", "map"):
+        return json.loads(text)
+    return int(text) if kind == "integer" else text
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.provider.backends.aws.api import AwsError
 from bigfleet.provider.backends.aws.boto import AwsSession
 from tests.aws.client import BUCKET, REGION, ShimClient
 from tests.aws.over_http import PREFIX
@@ -186,6 +187,17 @@ def test_errors_are_tried_again_and_what_cannot_be_ended_is_named(shim: ShimClie
     assert ids(shim) == [stays]
 
 
+def test_an_instance_that_ec2_refuses_to_end_does_not_hold_up_the_others(shim: ShimClient) -> None:
+    launched = {launch(shim, "certify-1-a") for _ in range(3)}
+    # All at once, and then the first one by itself.
+    shim.fault("ec2:TerminateInstances", "OperationNotPermitted", times=2)
+    found = leftovers(shim, [])
+    with pytest.raises(AwsError, match="OperationNotPermitted"):
+        found.terminate(found.live())
+    (stays,) = ids(shim)
+    assert stays in launched
+
+
 def test_volumes_and_interfaces_that_stayed_behind_are_deleted(shim: ShimClient) -> None:
     ec2 = shim.client("ec2")
     subnet = shim.place["subnets"]["us-east-1a"]
@@ -283,6 +295,17 @@ def test_a_signal_ends_the_suite_and_what_it_launched(number: int, shim: ShimCli
     assert said.endswith("nothing that was launched is left\n")
     assert ids(shim) == []
     assert not is_group_there(suite_of(said))
+
+
+def test_a_clean_up_needs_no_reader_of_what_it_says(shim: ShimClient, tmp_path: Path) -> None:
+    with running(shim, tmp_path) as process:
+        wait_until(lambda: ids(shim) or process.poll() is not None, "nothing was launched")
+        assert process.stdout is not None
+        # As with `| tee`, which the same Ctrl-C ends.
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE_SECONDS)
+    assert ids(shim) == []
 
 
 def test_a_suite_that_takes_too_long_is_ended(shim: ShimClient, tmp_path: Path) -> None:

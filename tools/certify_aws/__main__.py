@@ -4,6 +4,7 @@ Exit 0 for CERTIFIED and for a dry run, 1 for a refusal, another verdict, or som
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -88,8 +89,10 @@ def _clean(session: AwsSession, clock: Clock) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    # A clean-up goes on without a reader: Ctrl-C also ends what comes behind a pipe.
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def _parser() -> argparse.ArgumentParser:

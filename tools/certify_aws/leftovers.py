@@ -6,13 +6,15 @@ looks until nothing has shown up for a while.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backends.aws.api import IDS_MAX, AwsError
 from bigfleet.provider.backends.aws.boto import AwsSession, call_once
 from bigfleet.provider.backends.aws.errors import Meaning, meaning_of
 from bigfleet.provider.backends.aws.launch import TAG_PROVIDER
+
+T = TypeVar("T")
 
 POLL_SECONDS: Final = 5.0
 #: What EC2 still bills, or lets come back.
@@ -43,8 +45,26 @@ class Leftovers:
     def terminate(self, ids: list[str]) -> None:
         """End these instances. Raises AwsError."""
         for start in range(0, len(ids), IDS_MAX):
-            part = ids[start : start + IDS_MAX]
-            self._call("TerminateInstances", lambda client, part=part: client.terminate_instances(InstanceIds=part))
+            self._terminate(ids[start : start + IDS_MAX])
+
+    def _terminate(self, ids: list[str]) -> None:
+        try:
+            self._call("TerminateInstances", lambda client: client.terminate_instances(InstanceIds=ids))
+        except AwsError as error:
+            if len(ids) == 1 or meaning_of(error) is Meaning.TRANSIENT:
+                raise
+            self._terminate_one_by_one(ids)
+
+    def _terminate_one_by_one(self, ids: list[str]) -> None:
+        """End all but those that EC2 refuses, such as protected ones. Raises the last refusal."""
+        refusal: AwsError | None = None
+        for each in ids:
+            try:
+                self._terminate([each])
+            except AwsError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
 
     def end_all(self, *, seconds_max: float, quiet_seconds: float, poll_seconds: float = POLL_SECONDS) -> list[str]:
         """End everything, and return what is still there after `seconds_max`.
@@ -84,23 +104,30 @@ class Leftovers:
         return [*self._delete_volumes(), *self._delete_interfaces()]
 
     def _delete_volumes(self) -> list[str]:
-        found = self._listed("describe_volumes", "Volumes", "VolumeId")
+        found = self._listed("DescribeVolumes", "describe_volumes", "Volumes", "VolumeId")
         for each in found:
-            self._say(f"deleting volume {each}")
-            self._call("DeleteVolume", lambda client, each=each: client.delete_volume(VolumeId=each))
+            self._delete_volume(each)
         return found
+
+    def _delete_volume(self, volume_id: str) -> None:
+        self._say(f"deleting volume {volume_id}")
+        self._call("DeleteVolume", lambda client: client.delete_volume(VolumeId=volume_id))
 
     def _delete_interfaces(self) -> list[str]:
-        found = self._listed("describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId")
+        found = self._listed(
+            "DescribeNetworkInterfaces", "describe_network_interfaces", "NetworkInterfaces", "NetworkInterfaceId"
+        )
         for each in found:
-            self._say(f"deleting network interface {each}")
-            self._call(
-                "DeleteNetworkInterface",
-                lambda client, each=each: client.delete_network_interface(NetworkInterfaceId=each),
-            )
+            self._delete_interface(each)
         return found
 
-    def _listed(self, operation: str, key: str, name: str) -> list[str]:
+    def _delete_interface(self, interface_id: str) -> None:
+        self._say(f"deleting network interface {interface_id}")
+        self._call(
+            "DeleteNetworkInterface", lambda client: client.delete_network_interface(NetworkInterfaceId=interface_id)
+        )
+
+    def _listed(self, action: str, operation: str, key: str, name: str) -> list[str]:
         def read(client: Any) -> list[str]:
             pages = client.get_paginator(operation).paginate(Filters=[self._filter, _UNUSED])
             return [
@@ -110,7 +137,7 @@ class Leftovers:
                 if _tags(each.get("Tags", each.get("TagSet", []))).get(TAG_PROVIDER, "").startswith(self._prefix)
             ]
 
-        return self._call(operation, read)
+        return self._call(action, read)
 
     def _instances(self, states: tuple[str, ...]) -> list[Mapping[str, Any]]:
         filters = [self._filter, {"Name": "instance-state-name", "Values": list(states)}]
@@ -125,7 +152,7 @@ class Leftovers:
     def _filter(self) -> Mapping[str, Any]:
         return {"Name": f"tag:{TAG_PROVIDER}", "Values": [f"{self._prefix}*"]}
 
-    def _call(self, action: str, method: Callable[[Any], Any]) -> Any:
+    def _call(self, action: str, method: Callable[[Any], T]) -> T:
         return call_once(self._client, f"ec2:{action}", method)
 
 

@@ -22,6 +22,7 @@ from tools.image.wheels import ROOT
 pytestmark = pytest.mark.long
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+CYCLES = "bigfleet_shard_cycle_duration_seconds_count"
 #: Loading kernels takes a third of it, and compiling them ten times as much.
 START_PROCESSOR_SECONDS_MAX = 10.0
 #: 325 MiB more are needed by a process that compiles.
@@ -77,23 +78,24 @@ def test_its_user_finds_every_kernel_compiled(root: Path) -> None:
 @needs_root
 def test_a_shard_decides_at_once_compiles_nothing_and_stops_in_order(root: Path, tmp_path: Path) -> None:
     state, metrics = tmp_path / "state", f"127.0.0.1:{free_port()}"
-    state.mkdir()
+    state.mkdir(0o700)
     with process_inside(
         root, state, "bigfleet", "shard", "--fake-provider=100", "--data-dir=/var/lib/bigfleet",
-        f"--listen=127.0.0.1:{free_port()}", f"--metrics-addr={metrics}", "--cycle-interval=200ms",
+        "--listen=127.0.0.1:0", f"--metrics-addr={metrics}", "--cycle-interval=200ms",
     ) as shard:  # fmt: skip
-        shard.wait_for_metric(metrics, "bigfleet_shard_cycle_duration_seconds_count", 1)
-        processor_seconds = shard.processor_seconds
-        shard.wait_for_metric(metrics, "bigfleet_shard_cycle_duration_seconds_count", 2)
-        compiled, memory = shard.metric(metrics, "bigfleet_shard_kernels_compiled_ratio"), shard.memory_bytes_max
-        print(f"{processor_seconds:.1f} s of processor time to the first decision, {memory / 1e6:.0f} MB at most")
+        shard.wait_for_metric(metrics, CYCLES, 1)
+        first = shard.processor_seconds
+        shard.wait_for_metric(metrics, "bigfleet_shard_kernels_compiled_ratio", 1)
+        shard.wait_for_metric(metrics, CYCLES, shard.metric(metrics, CYCLES) + 1)
+        compiled, memory = shard.processor_seconds, shard.memory_bytes_max
+        print(f"processor time: {first:.1f} s to the first decision, {compiled:.1f} s to one with kernels")
+        print(f"memory: {memory / 1e6:.0f} MB at most")
         code = shard.stop()
 
     log = shard.log.read_text()
     assert code == 0, log
-    assert compiled == 1
     assert "kernels.build_started" not in log
-    assert processor_seconds < START_PROCESSOR_SECONDS_MAX
+    assert compiled < START_PROCESSOR_SECONDS_MAX
     assert memory < START_MEMORY_BYTES_MAX
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -209,7 +210,7 @@ def test_a_full_pool_is_a_stockout_and_leaves_nothing_behind(daemon: LibvirtDaem
 # Ten minutes on a busy machine: each Create and Delete is one of a real domain.
 @pytest.mark.timeout(CERTIFY_SECONDS_MAX)
 def test_the_provider_is_certified_on_stub_guests(daemon: LibvirtDaemon, tmp_path: Path) -> None:
-    room = {"cpus": 400, "memory": "64Gi", "disk": "100Gi"}
+    room: dict[str, Any] = {"cpus": 400, "memory": "64Gi", "disk": "100Gi"}
     hosts = hosts_file(daemon, tmp_path, guest_memory=STUB_MEMORY, **room)
     served = [sys.executable, "-m", "tests.libvirt.certified_provider", "provider", "libvirt"]
     flags = f"--hosts {hosts} --kubeconfig-dir {tmp_path} --metrics-addr off --addr {{addr}} --state {{state}}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.listening import PROC, listening_sockets
+from tests.up.listening import PROC, listening_sockets
 from tests.up.up_process import UpProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

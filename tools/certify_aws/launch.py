@@ -26,4 +26,5 @@ def main(run_name: str, address: str, state: str, flags: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], sys.argv[4:])
+    _program, run_name, address, state, *flags = sys.argv
+    main(run_name, address, state, flags)

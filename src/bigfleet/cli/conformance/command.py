@@ -49,7 +49,6 @@ def conformance(
 ) -> None:
     """Certify a capacity provider: CERTIFIED, FAILED or INCOMPLETE for each profile."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
     from bigfleet.cli.conformance.run import run_conformance
     from bigfleet.cli.conformance.settings import (
         ConformanceSettings,

@@ -258,7 +258,7 @@ async def test_a_certificate_without_one_identity_calls_nothing_of_a_shard(
     async with shard.dial(certificates.files(bearer)) as live:
         codes = await calls_of_shard(live)
 
-    assert let_in(codes) == set()
+    assert let_in(codes) == set(), codes
 
 
 async def test_no_rpc_of_a_shard_is_missing_from_the_table(shard: SecureShard) -> None:

@@ -9,6 +9,7 @@ import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import grpc
 import structlog
@@ -158,7 +159,8 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     in_force = files.current()
     asking = threading.Lock()
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:
+    # None says "as before", which the stubs of gRPC do not know.
+    def changed() -> Any:
         nonlocal in_force
         # gRPC asks from threads of its own, several at a time.
         with asking:

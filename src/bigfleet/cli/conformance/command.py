@@ -5,13 +5,18 @@ Exit 0 for CERTIFIED, 1 for FAILED and INCOMPLETE, 2 when the run could not be s
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
 from bigfleet.cli.flags.tls import TlsCa, TlsCert, TlsKey, read_tls
 from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.runtime.failures import UsageFault
+
+BlobFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Bootstrap data that the provider's machines can run; by default 'blob'."),
+]
 
 
 def conformance(
@@ -39,10 +44,7 @@ def conformance(
     scale_count: Annotated[int, typer.Option(help="Number of machines of the scale profile, more than 500.")] = 8000,
     soak: Annotated[str, typer.Option(help="Duration of the load of the scale profile.")] = "10s",
     patience: Annotated[str, typer.Option(help="Timeout of one step.")] = "15s",
-    blob: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Bootstrap data that the provider's machines can run; by default 'blob'."),
-    ] = None,
+    blob: BlobFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
     tls_ca: TlsCa = None,

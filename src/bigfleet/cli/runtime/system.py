@@ -30,10 +30,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from ulid import ULID
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.log_lines import encode_line
 
+#: Connections to the HTTP endpoints of a process; for one more the oldest is closed.
+HTTP_CONNECTIONS_MAX = 64
 #: What `/readyz` says where nothing better is known.
 NOT_READY = "not ready"
 
@@ -207,6 +210,33 @@ def http_application(registry: CollectorRegistry, readiness: Callable[[], str]) 
     return Starlette(routes=[Route("/metrics", metrics), Route("/healthz", healthz), Route("/readyz", readyz)])
 
 
+def _bounded_protocol() -> type[H11Protocol]:
+    """Return a protocol of which few connections are open at a time: of one more, the oldest is closed.
+
+    A scrape and a probe are over soon. An old one is of a peer that sends its request or reads its answer slowly, or never.
+    """
+    opened: dict[H11Protocol, asyncio.Transport] = {}
+
+    class BoundedProtocol(H11Protocol):
+        """Notes when its connection is made and lost."""
+
+        def connection_made(  # type: ignore[override]  # as uvicorn's own narrows it: a socket is a Transport
+            self, transport: asyncio.Transport
+        ) -> None:
+            """Close the oldest connection if this is one too many."""
+            super().connection_made(transport)
+            opened[self] = transport
+            if len(opened) > HTTP_CONNECTIONS_MAX:
+                opened.pop(next(iter(opened))).abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Forget the connection."""
+            opened.pop(self, None)
+            super().connection_lost(exc)
+
+    return BoundedProtocol
+
+
 @asynccontextmanager
 async def serve_http(
     address: tuple[str, int] | None, registry: CollectorRegistry, readiness: Callable[[], str]
@@ -220,7 +250,12 @@ async def serve_http(
         return
     host, port = address
     config = uvicorn.Config(
-        http_application(registry, readiness), log_config=None, access_log=False, lifespan="off", timeout_keep_alive=1
+        http_application(registry, readiness),
+        http=_bounded_protocol(),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_keep_alive=1,
     )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)

@@ -186,6 +186,7 @@ async def test_what_waits_for_a_session_says_so() -> None:
     await cycles(world, 40)
     assert world.shard.guardrails.delay_of(found)[1] == "no_session"
     world.connect("c1")
+    await cycles(world, 1)
     assert world.shard.guardrails.delay_of(found) == (0, "")
 
 

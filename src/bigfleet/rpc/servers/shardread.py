@@ -20,6 +20,7 @@ from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
 from bigfleet.model.vector import format_vector
 from bigfleet.rpc.servers.explain import Explainer, ExplanationRefusal
+from bigfleet.rpc.servers.reader_turns import ReaderTurns
 from bigfleet.rpc.wire.convert_exchange import exchanges_to_wire, runs_to_wire
 from bigfleet.rpc.wire.convert_machine import machine_to_wire, stamp_to_wire
 from bigfleet.rpc.wire.convert_session import need_to_wire
@@ -52,6 +53,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         self._exchanges = exchanges
         self._clock = clock
         self._explainer = Explainer(shard)
+        self._turns = ReaderTurns(clock)
 
     async def InspectNeeds(
         self, request: shardread_pb2.InspectNeedsRequest, context: _Context
@@ -67,8 +69,8 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             )
         )
         # A limit of 0 is none (docs/spec/wire.md §9).
-        for row in islice(needs, request.limit or None):
-            yield shardread_pb2.InspectNeedsResponse(need=_need_view(row))
+        async for need in self._turns.converted(needs[: request.limit or None], _need_view):
+            yield shardread_pb2.InspectNeedsResponse(need=need)
 
     async def ListMachines(
         self, request: shardread_pb2.ListMachinesRequest, context: _Context
@@ -85,10 +87,9 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
                 total_matched=asked.total,
             )
         )
-        for machine_id in asked.page:
-            machine = self._shard.inventory.get(machine_id)
+        async for machine in self._turns.converted(asked.page, self._machine_at):
             if machine is not None:
-                yield shardread_pb2.ListMachinesResponse(machine=self._machine_view(machine))
+                yield shardread_pb2.ListMachinesResponse(machine=machine)
         token = asked.page[-1] if asked.has_more else ""
         yield shardread_pb2.ListMachinesResponse(end=shardread_pb2.ListMachinesEnd(next_page_token=token))
 
@@ -165,6 +166,10 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
             events=explained.events,
             actions=[_action_view(record) for record in actions],
         )
+
+    def _machine_at(self, machine_id: MachineId) -> shardread_pb2.MachineView | None:
+        machine = self._shard.inventory.get(machine_id)
+        return None if machine is None else self._machine_view(machine)
 
     def _machine_view(self, machine: Machine) -> shardread_pb2.MachineView:
         pending = self._shard.actuator.pending(machine.id)

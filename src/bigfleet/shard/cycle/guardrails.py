@@ -84,6 +84,8 @@ class Guardrails:
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (safety limit 5); replaced, never changed.
         self.excess = ExcessTimers()
+        #: The clusters whose excess machines waited for a session in the last cycle (9.3, D2''); replaced only.
+        self._away: Set[str] = frozenset()
         #: The excess machines of the last cycle that serve until their replacements do (safety limit 6); replaced only.
         self._serving_on: Set[MachineId] = frozenset()
         metrics.reclaim_after.set(settings.reclaim_after_seconds)
@@ -128,7 +130,7 @@ class Guardrails:
             until_seconds, why = since + after_seconds, "excess"
         elif machine_id in self._serving_on:
             until_seconds, why = now_seconds + self._settings.cycle_interval_seconds, "replacement_not_ready"
-        elif since is not None and machine.cluster in self._fit_holds.awaited_sessions():
+        elif since is not None and machine.cluster in self._away:
             until_seconds, why = now_seconds + self._settings.cycle_interval_seconds, "no_session"
         if hold is not None and hold.until_seconds >= until_seconds:
             until_seconds, why = hold.until_seconds, f"would_not_fit: {hold.text}" if hold.text else "would_not_fit"
@@ -152,7 +154,7 @@ class Guardrails:
         self._metrics.reclaim_held_machines.set(len(fit_held))
         held = fit_held | self._awaited()
         left_out = self._left_out()
-        away = self._fit_holds.awaited_sessions()
+        self._away = away = self._fit_holds.awaited_sessions()
         overheads = decision.basis.options.overheads if decision.basis is not None else {}
 
         def choose() -> tuple[ExcessTimers, Set[MachineId], Mapping[str, int], safety_limits.Chosen]:

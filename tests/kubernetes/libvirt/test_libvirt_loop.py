@@ -71,6 +71,8 @@ async def _machine(fleet: LibvirtFleet, state: MachineState) -> Machine:
 
 @pytest.mark.kubernetes
 @pytest.mark.slow
+# Ten minutes of it an idle machine is held, and a guest that is emulated boots.
+@pytest.mark.timeout(3600)
 async def test_a_pending_pod_boots_a_virtual_machine_that_joins_serves_it_and_goes(
     cluster: ClusterUnderTest, host: LibvirtDaemon, tmp_path: Path
 ) -> None:

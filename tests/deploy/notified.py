@@ -10,8 +10,11 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 from tests.deploy.systemd_units import command_line, settings
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
+
+#: How often a process is looked at that reports nothing.
+_POLL_SECONDS = 0.5
 
 
 class NotifiedProcess:
@@ -27,19 +30,25 @@ class NotifiedProcess:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         # Abstract, as the path of a test's folder may be longer than a socket's may be.
         self._socket.bind(f"\0{address}")
-        self._socket.settimeout(PATIENCE_SECONDS)
+        self._socket.settimeout(_POLL_SECONDS)
         notifying = {**environment, "NOTIFY_SOCKET": f"@{address}", "WATCHDOG_USEC": "60000000"}
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(words, env=notifying, stdout=output, stderr=output)
 
     def wait_for(self, line: str) -> list[str]:
-        """Return all lines up to and with the first datagram that holds one."""
+        """Return all lines up to and with the first datagram that holds one. Raises AssertionError after its end."""
         seen: list[str] = []
-        while line not in seen:
+
+        def has_come() -> bool:
+            # What it has sent before its end is read first.
+            has_ended = self.process.poll() is not None
             try:
-                seen += self._socket.recv(65536).decode().split("\n")
+                seen.extend(self._socket.recv(65536).decode().split("\n"))
             except TimeoutError:
-                raise AssertionError(f"{line} did not come, but {seen}:\n{self.log.read_text()}") from None
+                assert not has_ended, f"it ended with {self.process.returncode}:\n{self.log.read_text()}"
+            return line in seen
+
+        wait_until(has_come, lambda: f"{line} did not come, but {seen}:\n{self.log.read_text()}")
         return seen
 
     def reload(self) -> list[str]:

@@ -213,7 +213,7 @@ def http_application(registry: CollectorRegistry, readiness: Callable[[], str]) 
 def _bounded_protocol() -> type[H11Protocol]:
     """Return a protocol of which few connections are open at a time: of one more, the oldest is closed.
 
-    A scrape and a probe are over soon. An old one is of a peer that sends its request or reads its answer slowly, or never.
+    A scrape and a probe are over soon. An old one is of a peer that sends its request or reads its answer slowly.
     """
     opened: dict[H11Protocol, asyncio.Transport] = {}
 

@@ -14,8 +14,8 @@ import pytest
 
 from bigfleet.rpc.security.tls import FILE_BYTES_MAX, TlsFault, TlsFiles, server_credentials
 from tests.patience import PATIENCE_SECONDS
-from tests.rpc.security.tls_world import SHARD, Certificates
-from tests.rpc.test_connection_limits import Code, secure_channel, status_of
+from tests.rpc.security.tls_world import SHARD, Certificates, secure_channel
+from tests.rpc.test_connection_limits import Code, status_of
 
 #: Serves health with TLS until its input ends; a handshake may take half a second.
 SERVER = """

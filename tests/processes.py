@@ -26,7 +26,8 @@ _RECONNECT = [
 #: meanwhile, and control planes of tests take those from 20000: each worker of pytest has 500 others to itself.
 _PORTS_FIRST, _PORTS_PER_WORKER, _WORKERS_MAX = 10_000, 500, 20
 _first = _PORTS_FIRST + int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _WORKERS_MAX * _PORTS_PER_WORKER
-_ports = itertools.cycle(range(_first, _first + _PORTS_PER_WORKER))
+#: From another place in each process: another run of the tests on this machine has the same shares.
+_ports = itertools.cycle(_first + (os.getpid() * 97 + place) % _PORTS_PER_WORKER for place in range(_PORTS_PER_WORKER))
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
 """Many handshakes at a time do not end a server, and a new certificate is handed to gRPC once."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
-from bigfleet.rpc.security.tls import server_credentials
+from bigfleet.rpc.security.tls import FILE_BYTES_MAX, TlsFault, TlsFiles, server_credentials
 from tests.patience import PATIENCE_SECONDS
 from tests.rpc.security.tls_world import SHARD, Certificates, secure_channel
 from tests.rpc.test_connection_limits import Code, status_of
@@ -98,3 +99,27 @@ async def test_a_server_outlives_handshakes_that_never_end(tmp_path: Path) -> No
         if server.returncode is None:
             server.kill()
             await server.wait()
+
+
+@pytest.mark.parametrize("which", ["certificate", "key", "authority"])
+@pytest.mark.timeout(60)
+def test_a_pipe_in_place_of_a_file_holds_nothing_up(which: str, tmp_path: Path) -> None:
+    """Neither at the start nor later, when the last good pair stays in force; the same for a device and a huge file."""
+    certificates = Certificates.make(tmp_path)
+    paths = certificates.write("s", certificates.issue(SHARD))
+    files = TlsFiles(paths)
+    pair = files.current()
+    path: Path = getattr(paths, which)
+    path.unlink()
+    os.mkfifo(path)
+    assert files.current() == pair
+    with pytest.raises(TlsFault, match="is no file"):
+        TlsFiles(paths)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    with pytest.raises(TlsFault, match="is no file"):
+        TlsFiles(paths)
+    path.unlink()
+    path.write_bytes(bytes(FILE_BYTES_MAX + 1))
+    with pytest.raises(TlsFault, match="has more than"):
+        TlsFiles(paths)

@@ -5,6 +5,8 @@ left alone. Who the peer is, `bigfleet.rpc.security.identity` decides. Nothing h
 """
 
 import ipaddress
+import os
+import stat
 import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +23,9 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of
 from bigfleet.rpc.security.identity import Denied, PeerIdentity, identity_in
+
+#: Of a certificate, a key or an authority; bundles of all public authorities have a quarter of it.
+FILE_BYTES_MAX = 1024 * 1024
 
 _log = structlog.get_logger("bigfleet.rpc.security.tls")
 
@@ -196,10 +201,18 @@ def is_loopback(host: str) -> bool:
 
 
 def _read(path: Path) -> bytes:
+    """Return the content of a file; a pipe or a device, which a handshake would wait for, is refused unread."""
     try:
-        return path.read_bytes()
+        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(opened, "rb") as file:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                raise TlsFault(f"{path}: is no file; name a file in PEM format")
+            content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
         raise TlsFault(f"{path}: {error.strerror}") from error
+    if len(content) > FILE_BYTES_MAX:
+        raise TlsFault(f"{path}: has more than {FILE_BYTES_MAX} bytes; name a file in PEM format")
+    return content
 
 
 def _stamp(path: Path) -> tuple[object, ...]:

@@ -59,6 +59,17 @@ async def test_a_closed_site_leaves_neither_process_nor_folder(tmp_path: Path) -
         os.kill(pid, 0)
 
 
+async def test_a_provider_that_does_not_serve_in_its_time_is_a_fault_and_leaves_no_process(tmp_path: Path) -> None:
+    launched = LaunchedSite(
+        ("sleep", "600"), seeds=1, tls=None, clock=SystemClock(), log=tmp_path / "log", start_seconds_max=0.5
+    )
+    with pytest.raises(SiteFault, match=r"did not serve within 0\.5 s"):
+        await launched.start()
+    await launched.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(launched.pid, 0)
+
+
 async def test_a_running_provider_is_not_restarted() -> None:
     running = RunningSite(f"127.0.0.1:{free_port()}", None)
     with pytest.raises(SiteFault, match="give --launch"):

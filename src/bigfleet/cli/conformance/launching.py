@@ -23,7 +23,8 @@ from bigfleet.rpc.clients.conformance import GrpcConnection, until_serving
 from bigfleet.rpc.security.tls import TlsFiles
 
 _CONNECTIONS = 2
-_START_SECONDS_MAX = 20.0
+#: A start may take so long, also with less patience.
+START_SECONDS_MIN = 20.0
 _STOP_SECONDS_MAX = 10.0
 _SEEDS_MAIN = 256
 _SEEDS_RESTARTED = 64
@@ -64,7 +65,14 @@ class LaunchedSite:
     """A provider that the suite starts, over one state for all its lives."""
 
     def __init__(
-        self, command: Sequence[str], *, seeds: int, tls: TlsFiles | None, clock: Clock, log: Path | None
+        self,
+        command: Sequence[str],
+        *,
+        seeds: int,
+        tls: TlsFiles | None,
+        clock: Clock,
+        log: Path | None,
+        start_seconds_max: float = START_SECONDS_MIN,
     ) -> None:
         """Prepare an address and a folder; `start` it before use. The log goes to the folder without `log`."""
         #: Holds the state; gone after `close`.
@@ -75,6 +83,7 @@ class LaunchedSite:
         self._log = log or self.folder / "provider.log"
         self._tls = tls
         self._clock = clock
+        self._start_seconds_max = start_seconds_max
         self._process: asyncio.subprocess.Process | None = None
         self._running = RunningSite(self._address, tls)
 
@@ -99,7 +108,7 @@ class LaunchedSite:
         with self._log.open("ab") as log:
             self._process = await self._spawn(log)
         serving = asyncio.ensure_future(
-            until_serving(self._address, self._tls, self._clock, seconds_max=_START_SECONDS_MAX)
+            until_serving(self._address, self._tls, self._clock, seconds_max=self._start_seconds_max)
         )
         ending = asyncio.ensure_future(self._process.wait())
         try:
@@ -190,7 +199,14 @@ class CommandSites:
             raise SiteMissing(f"{flag} is missing: the {lane.value} behaviours start their provider themselves")
         out = self._settings.out
         log = None if out is None else out / f"provider-{lane.value}.log"
-        site = LaunchedSite(command, seeds=seeds, tls=self._settings.tls, clock=self._clock, log=log)
+        site = LaunchedSite(
+            command,
+            seeds=seeds,
+            tls=self._settings.tls,
+            clock=self._clock,
+            log=log,
+            start_seconds_max=max(START_SECONDS_MIN, self._settings.plan.patience.step_seconds),
+        )
         try:
             await site.start()
         except BaseException:

@@ -1,6 +1,7 @@
 """What a run proves and what it tells: verdicts, skips, streams of draws, call logs, slots."""
 
 import random
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -19,6 +20,7 @@ from bigfleet.conformance.ports import (
     Answer,
     Delete,
     Drain,
+    List,
     MachineSeen,
     Request,
     SiteFault,
@@ -217,6 +219,30 @@ def test_each_profile_has_a_verdict_of_its_own() -> None:
     assert isinstance(console.file, StringIO)
     last = console.file.getvalue().splitlines()[-1]
     assert last == "core: CERTIFIED, cloud: FAILED, delta (BigFleet's own): INCOMPLETE"
+
+
+class WithoutCursors(Bent):
+    """Answers every List in full, and names neither a revision nor what was removed."""
+
+    async def before(self, request: Request) -> Request:
+        return replace(request, since=b"") if isinstance(request, List) else request
+
+    async def after(self, request: Request, answer: Answer) -> Answer:
+        if answer.listing is None:
+            return answer
+        return replace(answer, listing=replace(answer.listing, revision=b"", removed_ids=(), tombstones=False))
+
+
+def test_a_provider_without_cursors_is_certified_for_what_it_has() -> None:
+    """They are BigFleet's own: what is asked for by default does without."""
+    asked = BOTH | {ConformanceProfile.DELTA}
+    report = certified(plan_of(asked), Making(clients=bent(WithoutCursors)))
+
+    assert report.verdicts == {
+        ConformanceProfile.CORE: Verdict.CERTIFIED,
+        ConformanceProfile.CLOUD: Verdict.CERTIFIED,
+        ConformanceProfile.DELTA: Verdict.FAILED,
+    }
 
 
 class NoSecondLane(LaneSites):

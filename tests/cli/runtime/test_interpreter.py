@@ -5,12 +5,23 @@ import gc
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from bigfleet.cli.runtime import interpreter
-from bigfleet.cli.runtime.interpreter import ARENAS_MAX, GAP_SECONDS_MAX, GROWTH_BYTES_MIN, LOOK_SECONDS, Collected
+from bigfleet.cli.runtime.interpreter import (
+    ARENAS_MAX,
+    GAP_SECONDS_MAX,
+    GROWTH_BYTES_MIN,
+    LOOK_SECONDS,
+    TURN_SECONDS,
+    TURN_SECONDS_MAX,
+    Collected,
+    ComputeTurns,
+)
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.sim.kernel.virtual_time import LoopClock
 
 GIB = 1024**3
@@ -139,3 +150,53 @@ async def test_memory_that_is_given_back_late_does_not_raise_the_next_threshold(
 def test_a_process_knows_how_large_it_is() -> None:
     """Tens of mebibytes at least: the interpreter and its libraries."""
     assert interpreter.resident_bytes() > 10 * 1024 * 1024
+
+
+class Calls:
+    """Takes the lengths of turns that are set."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.turns = ComputeTurns(SystemClock(), self.seconds.append)
+
+
+def test_turns_get_longer_while_computations_wait_for_the_interpreter_and_shorter_again() -> None:
+    """Within bounds; a computation that is over at once says nothing."""
+    calls = Calls()
+    for _ in range(8):
+        calls.turns.judge(1.0, 0.4)
+    calls.turns.judge(0.04, 0.001)
+    calls.turns.judge(1.0, 0.6)
+    assert calls.seconds == pytest.approx([0.0002, 0.0004, 0.0008, 0.0016, TURN_SECONDS_MAX])
+
+    calls.seconds.clear()
+    for _ in range(8):
+        calls.turns.judge(1.0, 0.9)
+    assert calls.seconds == pytest.approx([0.001, 0.0005, 0.00025, 0.000125, TURN_SECONDS])
+
+
+def test_a_computation_that_another_thread_holds_up_lengthens_turns() -> None:
+    """As a busy event loop does, which works all the time."""
+    calls = Calls()
+    ended = threading.Event()
+
+    def busy() -> None:
+        while not ended.is_set():
+            sum(range(100))
+
+    def count() -> int:
+        total = 0
+        for number in range(1_000_000):
+            total += number
+        return total
+
+    others = [threading.Thread(target=busy) for _ in range(4)]
+    for each in others:
+        each.start()
+    try:
+        assert calls.turns.timed(count) == 499_999_500_000
+    finally:
+        ended.set()
+        for each in others:
+            each.join()
+    assert calls.seconds == [2 * TURN_SECONDS]

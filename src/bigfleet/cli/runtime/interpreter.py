@@ -9,9 +9,11 @@ import ctypes
 import gc
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
@@ -19,6 +21,14 @@ from bigfleet.model.clock import Clock
 
 #: How long a thread that computes keeps the interpreter when another one wants it; by default it is fifty times that.
 TURN_SECONDS = 0.0001
+#: With a loop that always has work, a cycle would get one turn for each of its rounds: turns get longer, up to this.
+TURN_SECONDS_MAX = 0.002
+#: A computation that took more times its processor time than this has waited too long for the interpreter.
+STARVED_TIMES = 2.0
+#: One that took fewer has hardly waited.
+CALM_TIMES = 1.5
+#: Of a shorter computation neither is known.
+JUDGED_SECONDS_MIN = 0.05
 
 #: Of glibc's malloc.h.
 _M_ARENA_MAX = -8
@@ -34,6 +44,8 @@ GROWTH_MAX = 0.5
 GROWTH_BYTES_MIN = 256 * 1024 * 1024
 #: For what grows slower than that.
 GAP_SECONDS_MAX = 6 * 3600.0
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("bigfleet.cli.runtime.interpreter")
 
@@ -81,6 +93,35 @@ class Collected:
     def shrunk_to(self, size_bytes: int) -> "Collected":
         """Return this with the size, if it is smaller."""
         return replace(self, size_bytes=min(self.size_bytes, size_bytes))
+
+
+class ComputeTurns:
+    """Lengthens the turns of threads while computations wait too long for the interpreter, and shortens them again."""
+
+    def __init__(self, clock: Clock, switch: Callable[[float], object] = sys.setswitchinterval) -> None:
+        self._clock = clock
+        self._switch = switch
+        self.seconds = TURN_SECONDS
+
+    def timed(self, work: Callable[[], T]) -> T:
+        """Do a computation in this thread, and set the length of turns by what it took."""
+        began_seconds, used_seconds = self._clock.monotonic_seconds(), time.thread_time()
+        done = work()
+        self.judge(self._clock.monotonic_seconds() - began_seconds, time.thread_time() - used_seconds)
+        return done
+
+    def judge(self, took_seconds: float, used_seconds: float) -> None:
+        """Set the length of turns by the time and the processor time of a computation."""
+        seconds = self.seconds
+        if took_seconds < JUDGED_SECONDS_MIN:
+            return
+        if took_seconds > STARVED_TIMES * used_seconds:
+            seconds = min(2 * seconds, TURN_SECONDS_MAX)
+        elif took_seconds < CALM_TIMES * used_seconds:
+            seconds = max(seconds / 2, TURN_SECONDS)
+        if seconds != self.seconds:
+            self.seconds = seconds
+            self._switch(seconds)
 
 
 async def collect_when_due(

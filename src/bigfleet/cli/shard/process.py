@@ -39,6 +39,8 @@ from bigfleet.cli.shard.link import make_reporter
 from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.link.reporter import CoordinatorLink
+from bigfleet.model.clock import Clock
+from bigfleet.model.compute import Compute
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
@@ -68,6 +70,16 @@ _log = structlog.get_logger("bigfleet.cli.shard.command")
 async def compute_in_thread(work: Callable[[], T]) -> T:
     """Run pure work off the loop, so that streams are served meanwhile."""
     return await asyncio.to_thread(work)
+
+
+def compute_in_turns(clock: Clock) -> Compute:
+    """Return what runs the work of cycles off the loop, in turns that are long enough for it to end."""
+    turns = interpreter.ComputeTurns(clock)
+
+    async def compute(work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(turns.timed, work)
+
+    return compute
 
 
 async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker | None = None) -> int:
@@ -105,7 +117,7 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             provider=provider,
             clock=clock,
             ids=SystemIds(),
-            compute=compute_in_thread,
+            compute=compute_in_turns(clock),
             registry=registry,
             make_engine=engine_maker or engines.make,
             audit_log=audit_file,

@@ -20,6 +20,28 @@ def test_the_documentation_has_no_broken_link() -> None:
     assert broken_links(ROOT) == []
 
 
+def missing_tests(text: str) -> list[str]:
+    """Return the tests that a page names and that there are not."""
+    missing = []
+    for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)`", text):
+        file, _, test = name.partition("::")
+        path = ROOT / file
+        if not path.is_file() or (test and f"def {test}(" not in path.read_text(encoding="utf-8")):
+            missing.append(name)
+    return missing
+
+
+@pytest.mark.parametrize("page", ["attacks.md", "bug-ledger.md", "security.md"])
+def test_every_test_that_a_page_names_is_there(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+
+    assert missing_tests(text) == []
+    assert missing_tests(text + "`tests/test_docs_links.py::test_gone` `tests/gone.py`") == [
+        "tests/test_docs_links.py::test_gone",
+        "tests/gone.py",
+    ]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -95,6 +95,13 @@ def _say(text: str) -> None:
         sys.stdout.flush()
 
 
+def _amount(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number; write one such as 30") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.certify_aws",
@@ -104,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--account", required=True, metavar="ID", help="account that the credentials must belong to")
     add("--region", required=True, help="such as eu-central-1")
     add("--offerings", required=True, type=Path, metavar="FILE", help="what may be launched: docs/aws-provider.md")
-    add("--budget-usd", required=True, type=float, metavar="USD", help="the most that the run may cost")
+    add("--budget-usd", required=True, type=_amount, metavar="USD", help="the most that the run may cost")
     add("--bootstrap", required=True, metavar="s3://BUCKET/PREFIX", help="place for bootstrap data")
     add("--node-role", default="", metavar="NAME", help="instance profile that may read and write there")
     add("--confirm", default="", metavar="yes", help="run it; anything else is a dry run")
@@ -112,8 +119,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--profile", default="core,cloud,delta,spot,durable", metavar="LIST", help="profiles of the suite")
     add("--only", default="", metavar="ID,…", help="behaviours of the suite; does not certify")
     add("--for", dest="run_for", default="3h", metavar="TIME", help="the suite is ended after it [3h]")
-    add("--launch-rate", type=float, default=0.5, metavar="N", help="launches per second [0.5]")
-    add("--extra-usd-per-hour", type=float, default=0.02, metavar="USD", help="volume, address, requests [0.02]")
+    add("--launch-rate", type=_amount, default=0.5, metavar="N", help="launches per second [0.5]")
+    add("--extra-usd-per-hour", type=_amount, default=0.02, metavar="USD", help="volume, address, requests [0.02]")
     add("--patience", default="10m", metavar="TIME", help="timeout of one step of the suite [10m]")
     add("--poll-interval", default="5s", metavar="TIME", help="of the provider [5s]")
     add("--quiet", default=f"{QUIET_SECONDS:.0f}s", metavar="TIME", help="nothing may show up for so long at the end")

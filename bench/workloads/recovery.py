@@ -81,7 +81,7 @@ class _Shard:
         return _sum(self._page(), name)
 
     def is_filled(self, machines: int) -> bool:
-        """Say whether the kernels are there and as many machines are known."""
+        """Return whether the kernels are there and so many machines are known."""
         page = self._page()
         return _sum(page, "kernels_compiled_ratio") == 1 and _sum(page, "inventory_machines") == machines
 

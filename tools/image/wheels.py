@@ -36,7 +36,7 @@ _MARKERS: Final = {
     "sys_platform": "linux",
 }
 _REQUIREMENT: Final = re.compile(r"^[A-Za-z0-9._-]+==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
-#: Nothing here runs it: packages' own tests, headers for those who compile against them, services of AWS that are not
+#: What the image does not run: packages' own tests, headers to compile against them, services of AWS that are not
 #: called, pools of threads whose libraries the image does not have, and colours for languages other than Python.
 _LEFT_OUT: Final = re.compile(
     r"(numba|llvmlite|numpy)/(.*/)?tests/|numpy/(f2py|distutils|_core/include|_core/lib)/|numba/cuda/|.*\.(pyi|pxd|pyx|c|h|cpp|hpp)$"
@@ -135,7 +135,7 @@ def _newest_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _is_newest(name: str, newest: Mapping[str, str]) -> bool:
-    """Say whether a file describes no version of a service, or its newest."""
+    """Return whether a file describes no version of a service, or its newest."""
     match = _API_VERSION.match(name)
     return match is None or match["version"] == newest[match["service"]]
 

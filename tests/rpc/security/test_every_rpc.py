@@ -97,7 +97,7 @@ async def answers(channel: aio.Channel, rpc: str) -> grpc.StatusCode:
 
 
 def table(rows: dict[str, dict[str, bool]]) -> str:
-    """Return the table of the page: who gets in, by RPC and kind of certificate."""
+    """Return the table of the page: which kinds of certificates may call each RPC."""
     lines = [f"| RPC | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for rpc, who in rows.items():
         service, _, name = rpc.removeprefix("/bigfleet.v1alpha1.").partition("/")

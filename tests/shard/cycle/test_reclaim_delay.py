@@ -193,7 +193,7 @@ async def test_what_waits_for_a_session_says_so() -> None:
 @pytest.mark.rule("shard 6/16")
 @pytest.mark.virtual_time
 async def test_machines_of_a_retired_cluster_wait_until_it_is_silent() -> None:
-    """Whoever retires a cluster has said that no operator will come back: neither the hour nor `never` holds."""
+    """Its operator will not come back, so neither the hour nor `never` applies."""
     world = world_of(2, settings=ShardSettings(reclaim_cap_fraction=0, reclaim_without_session_seconds=math.inf))
     operator = world.connect("c1")
     operator.report(need("c1", "8"))

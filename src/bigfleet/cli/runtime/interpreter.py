@@ -2,7 +2,7 @@
 
 docs/adr/0115-rare-collections-and-short-turns.md. CPython looks for garbage in reference cycles in whatever thread
 makes the next object, and every other thread waits; a thread that computes keeps the interpreter until its turn is
-over. Nothing here may be called by a library: all of it belongs to the whole process.
+over. All of it belongs to the whole process, so no library may call it.
 """
 
 import ctypes

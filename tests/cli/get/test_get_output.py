@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from io import StringIO
 from typing import Any
 
@@ -214,8 +215,12 @@ def test_plain_text_has_one_line() -> None:
     assert plain(None) == plain(" ") == "-"
 
 
+class OutOfAnswers(Exception):
+    """The script is over."""
+
+
 class Looks:
-    """A shard whose answers are scripted; after them the watcher is interrupted."""
+    """A shard whose answers are scripted; after them OutOfAnswers is raised."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[list[Record] | Exception]) -> None:
         self._answers = iter(answers)
@@ -224,7 +229,7 @@ class Looks:
 
     def _sleep(self, _seconds: float) -> None:
         if not self._left:
-            raise KeyboardInterrupt
+            raise OutOfAnswers
 
     def __call__(self) -> Iterator[Record]:
         self._left -= 1
@@ -236,7 +241,8 @@ class Looks:
 
 def watched(looks: Looks, form: str) -> None:
     shown = Shown(look=looks, columns=MACHINES, noun="machine", form=form)
-    watch(shown, Console(force_terminal=False), interval_seconds=1.0)
+    with suppress(OutOfAnswers):
+        watch(shown, Console(force_terminal=False), interval_seconds=1.0)
 
 
 @pytest.mark.parametrize(("form", "separator"), [("json", "]\n"), ("yaml", "---\n"), ("table", "# ")])

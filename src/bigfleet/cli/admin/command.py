@@ -135,8 +135,10 @@ def set_provider(
 
 def _call(calling: AskingCoordinator, method: str, request: "Message", answer: "type[Message]") -> None:
     from bigfleet.cli.get.coordinator_asking import asked, caller_of
+    from bigfleet.cli.runtime.early_end import ended_by_interrupt
 
-    asked(caller_of(calling), method, request, answer)
+    with ended_by_interrupt():
+        asked(caller_of(calling), method, request, answer)
 
 
 def _pair(text: str) -> tuple[str, str]:

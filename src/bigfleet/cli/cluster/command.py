@@ -84,11 +84,12 @@ def _administrator(calling: QueryFlags) -> Iterator["ShardAdministrator"]:
     import grpc
 
     from bigfleet.cli.get.sources import shard_read_faults
+    from bigfleet.cli.runtime.early_end import ended_by_interrupt
     from bigfleet.rpc.clients.shardadmin import ShardAdministrator
     from bigfleet.rpc.clients.shardread import ReadRefused
 
     address = calling.address()
-    with ShardAdministrator(address, tls=calling.tls()) as shard, shard_read_faults(address):
+    with ended_by_interrupt(), ShardAdministrator(address, tls=calling.tls()) as shard, shard_read_faults(address):
         shard.connect()
         try:
             yield shard

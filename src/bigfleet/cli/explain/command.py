@@ -103,9 +103,10 @@ def _explain(
     from bigfleet.cli.get.sources import connected
     from bigfleet.cli.get.wanted import output_form
     from bigfleet.cli.runtime.console import output_console
+    from bigfleet.cli.runtime.early_end import ended_by_interrupt
 
     address, tls, form = asking.address(), asking.tls(), output_form(asking.output)
-    with connected(address, tls) as reader:
+    with ended_by_interrupt(), connected(address, tls) as reader:
         explained = ask(reader)
     with quiet_when_unread():
         if form == "json":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from tempfile import SpooledTemporaryFile
-from typing import Final, TextIO, cast
+from typing import Final, NoReturn, TextIO, cast
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -23,6 +23,7 @@ from bigfleet.cli.get.columns import TableColumn
 from bigfleet.cli.get.output import TableWriter, footer, plural, write_json, write_yaml
 from bigfleet.cli.get.records import NANOS_PER_SECOND, Record, time_text
 from bigfleet.cli.runtime.console import TerminalConsole
+from bigfleet.cli.runtime.early_end import ended_by_interrupt
 from bigfleet.cli.runtime.failures import CommandFault
 
 #: A document stays in memory up to this and goes through a file above it.
@@ -45,7 +46,12 @@ class Shown:
 
 
 def show_once(shown: Shown, console: Console) -> None:
-    """Write one answer to standard output."""
+    """Write one answer to standard output. Ctrl-C ends the process with code 130."""
+    with ended_by_interrupt():
+        _show_once(shown, console)
+
+
+def _show_once(shown: Shown, console: Console) -> None:
     records = shown.look()
     try:
         if shown.form != "table":
@@ -65,29 +71,28 @@ def show_once(shown: Shown, console: Console) -> None:
         console.print(Text(footer(count, shown.noun, table.hidden), style="dim"))
 
 
-def watch(shown: Shown, console: Console, *, interval_seconds: float) -> None:
-    """Show it until Ctrl-C. Raises CommandFault if the first look fails."""
-    try:
-        if shown.form == "table" and console.is_terminal:
-            _redraw(shown, console, interval_seconds)
-        else:
-            _show_changes(shown, console, interval_seconds)
-    except KeyboardInterrupt:
-        return
+def watch(shown: Shown, console: Console, *, interval_seconds: float) -> NoReturn:
+    """Show it until Ctrl-C, which ends the process with code 0. Raises CommandFault if the first look fails."""
+    if shown.form == "table" and console.is_terminal:
+        _redraw(shown, console, interval_seconds)
+    with ended_by_interrupt(0):
+        _show_changes(shown, console, interval_seconds)
 
 
-def _redraw(shown: Shown, console: Console, interval_seconds: float) -> None:
-    screen = answer = _screen(shown, console)
-    with Live(screen, console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(screen, refresh=True)
-            time.sleep(interval_seconds)
-            try:
-                screen = answer = _screen(shown, console)
-            except CommandFault as fault:
-                away = Text(f"{_clock_text()} {fault}; looking again", style="bold red")
-                # The last answer stays below: it is what was known.
-                screen = Group(away, answer)
+def _redraw(shown: Shown, console: Console, interval_seconds: float) -> NoReturn:
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with ended_by_interrupt(0, live.stop):
+        screen = answer = _screen(shown, console)
+        with live:
+            while True:
+                live.update(screen, refresh=True)
+                time.sleep(interval_seconds)
+                try:
+                    screen = answer = _screen(shown, console)
+                except CommandFault as fault:
+                    away = Text(f"{_clock_text()} {fault}; looking again", style="bold red")
+                    # The last answer stays below: it is what was known.
+                    screen = Group(away, answer)
 
 
 def _screen(shown: Shown, console: Console) -> RenderableType:
@@ -102,7 +107,7 @@ def _screen(shown: Shown, console: Console) -> RenderableType:
     return Group(drawn, Text(""), below)
 
 
-def _show_changes(shown: Shown, console: Console, interval_seconds: float) -> None:
+def _show_changes(shown: Shown, console: Console, interval_seconds: float) -> NoReturn:
     last = b""
     complaint: str | None = ""
     while True:

@@ -20,6 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from bigfleet.cli.runtime.early_end import end_with_parent
 from bigfleet.cli.runtime.kernel_cache import use_set
 from bigfleet.cli.runtime.kernel_set import (
     INCOMPLETE,
@@ -31,7 +32,6 @@ from bigfleet.cli.runtime.kernel_set import (
     read_manifest,
     write_manifest,
 )
-from bigfleet.cli.runtime.parent_watch import end_with_parent
 
 _COLUMNAR: Final = "bigfleet.engine.columnar.kernels"
 #: Every module that holds kernels, those that take longest first.

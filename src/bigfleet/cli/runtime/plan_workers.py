@@ -9,8 +9,8 @@ from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from bigfleet.cli.runtime.early_end import end_with_parent
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
-from bigfleet.cli.runtime.parent_watch import end_with_parent
 
 if TYPE_CHECKING:
     from bigfleet.exchange.values import ClusterExchanges, ExchangeQuestion

@@ -50,6 +50,7 @@ def save(
     """Save the leader's tables as meta.json and state.json in a new directory."""
     from bigfleet.cli.get.coordinator_asking import fault_of
     from bigfleet.cli.get.wanted import dialled
+    from bigfleet.cli.runtime.early_end import ended_by_interrupt
     from bigfleet.coordinator.stores.snapshot import SnapshotFault, write_snapshot
     from bigfleet.rpc.clients.coordinator import CoordinatorCaller, CoordinatorFault
 
@@ -57,7 +58,8 @@ def save(
     if directory.exists():
         raise UsageFault(f"{directory}: exists already; choose another directory")
     try:
-        taken = caller.snapshot(_taken)
+        with ended_by_interrupt():
+            taken = caller.snapshot(_taken)
         write_snapshot(directory, taken)
     except CoordinatorFault as fault:
         raise fault_of(fault) from fault

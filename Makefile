@@ -56,9 +56,10 @@ kernels: $(STAMP) ## compile the engine's kernels once, for every later process 
 	@$(BIN)/bigfleet kernels build
 
 # `worksteal` leaves the tests of a module to one worker, so that what they share is started once. Proofs by examples run
-# a fifth of what CI runs, and properties a quarter, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise.
+# a fifth of what CI runs, and properties a quarter, unless BIGFLEET_HYPOTHESIS_EXAMPLES says otherwise. A worker waits for
+# processes a quarter of the time, so there is one more than cores.
 test: kernels ## run the tests but the slow ones: make test ARGS="-k fence"
-	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
+	@$(BIN)/python -m pytest -n $$(($$(nproc) + 1)) --dist worksteal -m "not slow and not long and not kubernetes" $(ARGS)
 
 # Three workers more than cores: a worker waits for processes half of the time, and with one more than two cores a quarter
 # of the processor time was not used. Without Prometheus the tests of its alerts are skipped, unless

@@ -232,17 +232,24 @@ def without_offers(asked: ClusterProblem, empty: Counter[ClassKey]) -> ClusterPr
     return replace(asked, problem=replace(asked.problem, classes=tuple(classes)))
 
 
+def hosts_all(problem: Problem, answer: Composition) -> bool:
+    """Return whether every pod has a place for which some class of the problem is large enough."""
+    for missing in answer.unhosted:
+        shape = problem.shapes[missing.shape]
+        for number, of in enumerate(problem.classes):
+            fits = all(wanted <= room for wanted, room in zip(shape.request, of.supply, strict=True))
+            if shape.matches >> number & 1 and fits:
+                return False
+    return True
+
+
 def target_of_held(asked: ClusterProblem, answer: Composition) -> Target | None:
     """Return the answer to a problem without offers as a target that retains all that is held.
 
     None when a pod has no place that some class of the problem is large enough for.
     """
-    for missing in answer.unhosted:
-        shape = asked.problem.shapes[missing.shape]
-        for number, of in enumerate(asked.problem.classes):
-            fits = all(wanted <= room for wanted, room in zip(shape.request, of.supply, strict=True))
-            if shape.matches >> number & 1 and fits:
-                return None
+    if not hosts_all(asked.problem, answer):
+        return None
     counts: Counter[ClassKey] = Counter()
     for kind, of in zip(asked.kinds, asked.problem.classes, strict=True):
         counts[kind.key] += of.held

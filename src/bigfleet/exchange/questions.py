@@ -26,6 +26,7 @@ from bigfleet.exchange.values import (
     ExclusionReason,
     HeldMachine,
     MachineKind,
+    WholeCluster,
 )
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
@@ -113,8 +114,15 @@ def _question(
     return replace(
         question,
         parts=(*whole, _part(cluster, asked, movable, claims, fleet, context)),
+        whole=_whole(asked),
         excluded=tuple((reason, counts[reason]) for reason in sorted(counts, key=lambda each: each.value)),
     )
+
+
+def _whole(asked: ClusterProblem) -> WholeCluster:
+    """Return the problem without how full machines are, which changes while nothing is to be searched again."""
+    classes = tuple(replace(kind, held_use=()) for kind in asked.problem.classes)
+    return WholeCluster(replace(asked.problem, classes=classes), tuple(kind.key for kind in asked.kinds))
 
 
 def _block_reason(

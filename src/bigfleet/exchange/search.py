@@ -7,9 +7,12 @@ true prices.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from bigfleet.compositions.problems import hosts_all
+from bigfleet.engine.targets import ClassKey
 from bigfleet.exchange.assessment import FleetAssessment, FleetAssessor
 from bigfleet.exchange.values import (
     PROPOSALS_MAX,
@@ -24,6 +27,7 @@ from bigfleet.exchange.values import (
     GateTerms,
     MachineKind,
     WaitReason,
+    WholeCluster,
 )
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import NANO, Problem, ProblemFault
@@ -47,22 +51,49 @@ def find_exchanges(question: ExchangeQuestion) -> ClusterExchanges:
         found = [proposal for part in question.parts for proposal in _of_part(part, question.settings, budget)]
     except ProblemFault:
         return replace(answer, blocked=BlockReason.TOO_LARGE)
-    return replace(answer, proposals=tuple(_within(found[:PROPOSALS_MAX], budget)))
+    return replace(answer, proposals=tuple(_within(found[:PROPOSALS_MAX], budget, question.whole)))
 
 
-def _within(proposals: Sequence[ExchangeProposal], budget: int) -> Iterator[ExchangeProposal]:
-    """Yield the proposals; those beyond the budget wait. The first that is ready may take all of it, in waves."""
+def _within(
+    proposals: Sequence[ExchangeProposal], budget: int, whole: WholeCluster | None
+) -> Iterator[ExchangeProposal]:
+    """Yield the proposals; those beyond the budget wait, and those after which the cluster cannot be packed.
+
+    The first that is ready may take all of the budget, in waves.
+    """
     used = 0
+    goes, comes = Counter[ClassKey](), Counter[ClassKey]()
     for proposal in proposals:
+        wanted = min(budget, len(proposal.machine_ids))
         if proposal.waits_for is not None:
             yield proposal
             continue
-        wanted = min(budget, len(proposal.machine_ids))
         if used + wanted > budget:
             yield replace(proposal, waits_for=WaitReason.BUDGET)
-        else:
-            used += wanted
-            yield proposal
+            continue
+        goes_then, comes_then = goes + _by_class(proposal.goes), comes + _by_class(proposal.comes)
+        if whole is not None and not _packs(whole, goes_then, comes_then):
+            yield replace(proposal, waits_for=WaitReason.DOES_NOT_PACK)
+            continue
+        used, goes, comes = used + wanted, goes_then, comes_then
+        yield proposal
+
+
+def _packs(whole: WholeCluster, goes: Counter[ClassKey], comes: Counter[ClassKey]) -> bool:
+    """Return whether the planner finds a place for every pod of the cluster once these machines went and came.
+
+    A part may be packed while the whole is not: what is excluded stays as the decision filled it, which the planner
+    cannot always do again. An exchange needs a composition of the whole before anything drains.
+    """
+    problem = whole.after(goes, comes)
+    return problem is not None and hosts_all(problem, plan(problem))
+
+
+def _by_class(kinds: Sequence[tuple[MachineKind, int]]) -> Counter[ClassKey]:
+    found: Counter[ClassKey] = Counter()
+    for kind, machines in kinds:
+        found[kind.key] += machines
+    return found
 
 
 def _of_part(part: ExchangePart, settings: ExchangeSettings, budget: int) -> Iterator[ExchangeProposal]:

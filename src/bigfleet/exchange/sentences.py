@@ -121,6 +121,8 @@ def _pace(proposal: ExchangeProposal) -> str:
             )
         case WaitReason.BUDGET:
             return "Not ready: proposals before it take the number of machines that may go at a time."
+        case WaitReason.DOES_NOT_PACK:
+            return "Not ready: the planner finds no place for all pods of the cluster on the machines afterwards."
 
 
 def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:

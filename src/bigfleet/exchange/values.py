@@ -5,7 +5,8 @@ be sent to another process.
 """
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
@@ -50,6 +51,8 @@ class WaitReason(Enum):
     DOES_NOT_PAY = "does-not-pay"
     #: Proposals before it take the cluster's budget.
     BUDGET = "budget"
+    #: The planner finds no place for all pods of the cluster afterwards.
+    DOES_NOT_PACK = "does-not-pack"
 
 
 class BlockReason(Enum):
@@ -146,6 +149,29 @@ class ExchangePart:
     is_whole: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class WholeCluster:
+    """A cluster as the planner sees it: `keys` has one entry for each class of the problem."""
+
+    problem: Problem
+    keys: tuple[ClassKey, ...]
+
+    def after(self, goes: Counter[ClassKey], comes: Counter[ClassKey]) -> Problem | None:
+        """Return the problem with nothing on offer, once so many machines of each class have gone and come.
+
+        None if fewer are held, or fewer are on offer.
+        """
+        left, missing = Counter(goes), Counter(comes)
+        classes = []
+        for key, of in zip(self.keys, self.problem.classes, strict=True):
+            fewer = min(left[key], of.held)
+            more = missing[key] if of.stock is None else min(missing[key], of.stock)
+            left[key] -= fewer
+            missing[key] -= more
+            classes.append(replace(of, held=of.held - fewer + more, stock=0))
+        return None if +left or +missing else replace(self.problem, classes=tuple(classes))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeQuestion:
     """What a search needs to know of one cluster; equal questions have equal answers."""
@@ -155,6 +181,8 @@ class ExchangeQuestion:
     machines: int
     cost_usd_per_hour: float
     parts: tuple[ExchangePart, ...] = ()
+    #: Everything that the cluster holds, with all its pods and what is on offer; None while it is blocked.
+    whole: WholeCluster | None = None
     #: Number of machines that are excluded, by reason, reasons ascending.
     excluded: tuple[tuple[ExclusionReason, int], ...] = ()
     blocked: BlockReason | None = None

@@ -27,6 +27,22 @@ def turns(console: str) -> list[tuple[str, str]]:
     return re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", console, re.MULTILINE)
 
 
+def differs(printed: str, shown: str) -> str:
+    """Return both texts when what was printed is not what a page shows, else "".
+
+    On the page, `…` stands for any text of a line, and as a line for any lines. Widths of columns are free.
+    """
+    pattern = "".join(
+        r"(?:.*\n)*?" if line.strip() == "…" else rf"{_line_pattern(line)}\n" for line in shown.rstrip().splitlines()
+    )
+    lines = "".join(f"{line.rstrip()}\n" for line in printed.rstrip().splitlines())
+    return "" if re.fullmatch(pattern, lines) else f"printed:\n{printed}\nshown:\n{shown}"
+
+
+def _line_pattern(line: str) -> str:
+    return r"\s*" + r"[ \t]+".join(re.escape(word).replace("…", ".*") for word in line.split())
+
+
 def executable(path: Path, content: str) -> Path:
     """Write a program and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)

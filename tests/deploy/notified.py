@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
-from tests.deploy.systemd_units import command_line, settings
+from tests.deploy.systemd_units import command_line, instance_of, settings
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port
 
@@ -84,7 +84,7 @@ def services_of_a_host(
     with ExitStack() as stack:
         started = []
         for service, variables in services.items():
-            words = [*program, *_unit_words(service, folder, variables)]
+            words = [*program, *unit_words(service, folder, variables)]
             process = NotifiedProcess(words, service.partition(".")[0], folder, environment)
             stack.enter_context(closing(process))
             process.wait_for("READY=1")
@@ -96,16 +96,36 @@ def services_of_a_host(
             assert process.process.wait(PATIENCE_SECONDS) == 0, process.log.read_text()
 
 
-def _unit_words(service: str, folder: Path, variables: Mapping[str, str]) -> list[str]:
-    """Return the words after the program that a unit starts, with directories and credentials as systemd makes them."""
-    instance = service.removesuffix(".service").partition("@")[2]
-    credentials = folder / f"credentials-{service}"
+def unit_words(service: str, folder: Path, variables: Mapping[str, str]) -> list[str]:
+    """Return the words after the program that a unit starts, with directories and credentials as systemd makes them.
+
+    A folder of /etc/bigfleet is one of the same name in `folder`.
+    """
+    places = _places(service, folder)
+    credentials = Path(places["%d"])
     credentials.mkdir()
     for value in settings(service)["LoadCredential"]:
-        name, _colon, path = value.replace("%i", instance).partition(":")
-        shutil.copy(folder / "tls" / Path(path).name, credentials / name)
-    places = {"%i": instance, "%d": str(credentials), "%S": str(folder / "lib"), "%L": str(folder / "log")}
+        name, _colon, path = value.replace("%i", places["%i"]).partition(":")
+        shutil.copy(folder / Path(path).relative_to("/etc/bigfleet"), credentials / name)
     for name, place in (("StateDirectory", "%S"), ("LogsDirectory", "%L")):
         for directory in settings(service).get(name, ()):
-            (Path(places[place]) / directory.replace("%i", instance)).mkdir(parents=True)
+            (Path(places[place]) / directory.replace("%i", places["%i"])).mkdir(parents=True)
     return command_line(service, places, variables)[1:]
+
+
+def unit_environment(service: str, folder: Path) -> dict[str, str]:
+    """Return the variables that a unit sets, with places as for `unit_words`."""
+    places = {**_places(service, folder), "/etc/bigfleet": str(folder), "/srv": str(folder / "srv")}
+    found = {}
+    for setting in settings(service).get("Environment", ()):
+        name, _equals, value = setting.partition("=")
+        for text, place in places.items():
+            value = value.replace(text, place)
+        found[name] = value
+    return found
+
+
+def _places(service: str, folder: Path) -> dict[str, str]:
+    credentials = str(folder / f"credentials-{service}")
+    lib, log = str(folder / "lib"), str(folder / "log")
+    return {"%i": instance_of(service), "%d": credentials, "%S": lib, "%L": log}

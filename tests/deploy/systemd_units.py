@@ -15,6 +15,7 @@ PROGRAM = "/opt/bigfleet/bin/bigfleet"
 SERVICES = {
     "bigfleet-shard@shard-0.service": "shard-shard-0.env",
     "bigfleet-provider@simulated.service": "provider-simulated.env",
+    "bigfleet-provider@rack.service": "provider-rack.env",
     "bigfleet-coordinator.service": "coordinator.env",
 }
 
@@ -24,11 +25,17 @@ def file_of(service: str) -> Path:
     return UNITS / re.sub(r"@[^.]+", "@", service)
 
 
+def drop_ins_of(service: str) -> list[Path]:
+    """Return the examples of drop-ins for a service."""
+    return sorted((UNITS / "examples" / f"{service}.d").glob("*.conf"))
+
+
 @cache
 def settings(service: str) -> Mapping[str, list[str]]:
-    """Return the values of each setting in the order of the file, lines that continue joined."""
+    """Return the values of each setting in the order of the files, drop-ins last, lines that continue joined."""
     found: dict[str, list[str]] = {}
-    text = "\n".join(line for line in file_of(service).read_text().splitlines() if not line.startswith("#"))
+    lines = [line for file in (file_of(service), *drop_ins_of(service)) for line in file.read_text().splitlines()]
+    text = "\n".join(line for line in lines if not line.startswith("#"))
     for line in text.replace("\\\n", " ").splitlines():
         name, equals, value = line.partition("=")
         if equals:

@@ -17,6 +17,7 @@ from tests.deploy.systemd_units import (
     SERVICES,
     UNITS,
     command_line,
+    drop_ins_of,
     environment_of,
     file_of,
     instance_of,
@@ -85,20 +86,24 @@ def test_every_file_is_in_a_directory_that_systemd_makes(service: str) -> None:
         assert one(service, f"{directories[root]}Mode") == "0700"
     credentials = {value.partition(":")[0] for value in settings(service)["LoadCredential"]}
 
-    assert set(re.findall(r"%d/(\S+)", text)) == credentials == {"tls.crt", "tls.key", "ca.crt"}
+    assert set(re.findall(r"%d/(\S+)", text)) == credentials
+    assert credentials >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 def test_certs_dev_writes_the_files_that_the_units_load(tmp_path: Path) -> None:
-    made = CliRunner().invoke(app, ["certs", "dev", str(tmp_path)])
+    made = CliRunner().invoke(app, ["certs", "dev", str(tmp_path), "--provider=simulated", "--provider=rack"])
     assert made.exit_code == 0, made.output
     loaded = [
-        value.partition(":")[2].replace("%i", instance_of(service))
+        Path(value.partition(":")[2].replace("%i", instance_of(service)))
         for service in SERVICES
         for value in settings(service)["LoadCredential"]
     ]
+    certificates = {path.name for path in loaded if path.parent == Path("/etc/bigfleet/tls")}
 
-    assert {Path(path).parent for path in loaded} == {Path("/etc/bigfleet/tls")}
-    assert {Path(path).name for path in loaded} <= {path.name for path in tmp_path.iterdir()}
+    # A drop-in also loads a password.
+    assert {path.name for path in loaded if path.name not in certificates} == {"password"}
+    assert len(certificates) == 2 * len(SERVICES) + 1
+    assert certificates <= {path.name for path in tmp_path.iterdir()}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -131,6 +136,9 @@ def staged(folder: Path, *, text: str = "", by: str = "") -> Path:
         for service in SERVICES:
             if file_of(service) == source:
                 (folder / service).write_text(content)
+                for drop_in in drop_ins_of(service):
+                    (folder / f"{service}.d").mkdir(exist_ok=True)
+                    shutil.copy(drop_in, folder / f"{service}.d")
         (folder / source.name).write_text(content)
     return folder
 

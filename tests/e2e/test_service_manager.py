@@ -1,17 +1,19 @@
 """Real processes report to a service manager: each when it is ready, at a reload, and when it stops."""
 
+import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
-from tests.deploy.notified import NotifiedProcess, services_of_a_host
+from tests.cli.provider.bmc_stubs import write_stubs
+from tests.deploy.notified import NotifiedProcess, services_of_a_host, unit_environment, unit_words
 from tests.patience import PATIENCE_SECONDS
-from tests.processes import bigfleet
+from tests.processes import bigfleet, free_port, run_bigfleet
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +92,29 @@ def test_the_services_of_a_host_become_ready_as_their_units_start_them(tmp_path:
     assert made.exit_code == 0, made.output
     with services_of_a_host(tmp_path, bigfleet()) as started:
         assert [process.process.poll() for process in started] == [None] * 3
+
+
+def test_a_provider_over_a_program_becomes_ready_with_the_drop_in_of_the_examples(tmp_path: Path) -> None:
+    """With programs in place of ipmitool and kubectl; the drop-in names each file that the program reads and writes."""
+    service = "bigfleet-provider@rack.service"
+    for words in (
+        ["certs", "dev", "tls", "--provider=rack"],
+        ["provider", "new", "--kind=exec", "rack", "--example=ipmi.sh"],
+    ):
+        done = run_bigfleet(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    (tmp_path / "rack" / "hosts").write_text("r640-01 10.0.7.1 r640 row-1 62 500Gi\n")
+    (tmp_path / "rack" / "password").write_text("the password\n")
+    (tmp_path / "srv").mkdir()
+    environment = {**os.environ, **unit_environment(service, tmp_path), **write_stubs(tmp_path)}
+    environment["PATH"] = f"{tmp_path / 'bin'}{os.pathsep}{environment['PATH']}"
+    program = f"exec --program={tmp_path / 'rack' / 'ipmi.sh'}"
+    variables = {"BACKEND": program, "ARGS": f"--addr=127.0.0.1:{free_port()} --metrics-addr=off"}
+    words = [*bigfleet(), *unit_words(service, tmp_path, variables)]
+    with closing(NotifiedProcess(words, "rack", tmp_path, environment)) as rack:
+        rack.wait_for("READY=1")
+
+    # The program makes both where it is allowed to write, and nothing where it is.
+    assert (tmp_path / "lib" / "bigfleet-provider-rack" / "claims").is_dir()
+    assert (tmp_path / "srv" / "bigfleet-seeds").is_dir()
+    assert sorted(path.name for path in (tmp_path / "rack").iterdir()) == ["hosts", "ipmi.sh", "password"]

@@ -239,3 +239,36 @@ async def test_a_restart_forgets_back_offs_and_pools_without_demand_are_forgotte
 
     assert (world.shard.stockouts._pools, world.shard.stockouts.failing()) == ({}, {})
     assert World(provider, epoch=2).shard.stockouts._pools == {}
+
+
+@dataclass
+class TakesBack(ScriptedProvider):
+    """Accepts each Configure, and lists the machine as Idle afterwards."""
+
+    def take_back(self) -> None:
+        """Undo what was accepted."""
+        for record in list(self.records.values()):
+            if record.state is S.CONFIGURING:
+                self.records[record.id] = replace(record.without_binding(), state=S.IDLE)
+
+
+@pytest.mark.rule("shard 9.8/4")
+async def test_a_provider_that_takes_back_each_accepted_configure_is_asked_ever_less() -> None:
+    """After three times the machine is set aside, also without another one, and no bootstrap data is asked for."""
+    provider = TakesBack()
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    for _ in range(60):
+        await world.cycle()
+        provider.take_back()
+        await world.shard._clock.sleep(CYCLE_SECONDS)
+    tried = [name for method, name, _sequence in provider.calls if method == "configure"]
+    assert tried == ["m0"] * 3
+
+    await world.shard._clock.sleep(3600)
+    await world.cycle()
+    await world.cycle()
+    provider.settle()
+    await world.cycle()
+    assert world.state("m0") is S.CONFIGURED

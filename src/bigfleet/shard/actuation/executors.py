@@ -310,6 +310,7 @@ class Executors:
         match shown.state:
             case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
                 self._demand_backoff.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
+                self._stockouts.accepted(shown)
                 return ActionOutcome.SUCCESS
             case MachineState.IDLE:
                 return ActionOutcome.TRANSITION_RACED_TO_IDLE

@@ -22,9 +22,9 @@ from bigfleet.model.machine import InvariantFault
 from bigfleet.model.ownership import RowKind
 from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
-from bigfleet.shard.inventory.record_checks import LIMITS
 from bigfleet.shard.inventory.fleet_queries import machines_by_kind
 from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.inventory.record_checks import LIMITS
 from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome
 from bigfleet.shard.sessions.demand import RollUpOutcome
 

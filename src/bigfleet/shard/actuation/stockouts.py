@@ -230,8 +230,10 @@ class Stockouts:
             machine_id
             for machine_id, each in waiting.items()
             if each.taken_back >= TAKEN_BACK
-            or (row := rows_of(each.row)) is not None
-            and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
+            or (
+                (row := rows_of(each.row)) is not None
+                and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
+            )
         )
         return Unavailable(sold_out=sold_out, probes=frozenset(probes), set_aside=set_aside)
 

@@ -304,13 +304,13 @@ class Executors:
     ) -> ActionOutcome:
         if isinstance(ack, ActionOutcome):
             return ActionOutcome.CONFIGURE_ERROR if ack is ActionOutcome.PROVIDER_ERROR else ack
+        self._stockouts.accepted(stamped.id)
         if not self._take(stamped.id, ack.record):
             return self._hold_invalid(stamped.id, record)
         shown = ack.record.machine
         match shown.state:
             case MachineState.CONFIGURED | MachineState.CONFIGURING if shown.cluster in ("", stamped.cluster):  # B9
                 self._demand_backoff.succeeded(stamped.cluster, profile.fingerprint, stamped.assigned_group)
-                self._stockouts.accepted(shown)
                 return ActionOutcome.SUCCESS
             case MachineState.IDLE:
                 return ActionOutcome.TRANSITION_RACED_TO_IDLE

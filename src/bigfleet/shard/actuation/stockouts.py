@@ -128,10 +128,9 @@ class Stockouts:
                 _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
-    def accepted(self, shown: Machine) -> None:
-        """The provider has accepted a Configure, and its answer shows this machine."""
-        if shown.state is MachineState.CONFIGURING:
-            self._accepted.add(shown.id)
+    def accepted(self, machine_id: MachineId) -> None:
+        """The provider has accepted a Configure of this machine; what its answer shows is observed afterwards."""
+        self._accepted.add(machine_id)
 
     def observed(self, before: Machine, after: Machine | None) -> None:
         """The provider shows another state than the one before; None when it shows the machine no more."""

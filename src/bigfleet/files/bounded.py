@@ -12,6 +12,7 @@ from typing import Final
 
 #: Bytes of a file that a provider is configured with.
 CONFIGURATION_BYTES_MAX: Final = 256 * 1024 * 1024
+_PIECE_BYTES: Final = 64 * 1024
 
 
 def read_bounded(path: Path, size_bytes_max: int) -> bytes:
@@ -20,7 +21,18 @@ def read_bounded(path: Path, size_bytes_max: int) -> bytes:
         status = os.fstat(file.fileno())
         if stat.S_ISCHR(status.st_mode) and not file.isatty():
             raise OSError(errno.EINVAL, "Is a device", str(path))
-        content = b"" if status.st_size > size_bytes_max else file.read(size_bytes_max + 1)
-    if max(status.st_size, len(content)) > size_bytes_max:
-        raise OSError(errno.EFBIG, f"Has more than {size_bytes_max:,} bytes", str(path))
-    return content
+        if status.st_size > size_bytes_max:
+            raise _too_large(path, size_bytes_max)
+        content = bytearray()
+        # A read makes room for all that it asks for.
+        wanted = status.st_size + 1
+        while len(content) <= size_bytes_max and (piece := file.read(wanted)):
+            content += piece
+            wanted = _PIECE_BYTES
+    if len(content) > size_bytes_max:
+        raise _too_large(path, size_bytes_max)
+    return bytes(content)
+
+
+def _too_large(path: Path, size_bytes_max: int) -> OSError:
+    return OSError(errno.EFBIG, f"Has more than {size_bytes_max:,} bytes", str(path))

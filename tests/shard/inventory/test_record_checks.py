@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ S = MachineState
 SOUND = machine("m0", S.IDLE)
 LONG = "x" * (TEXT_BYTES_MAX + 1)
 
-HOSTILE = {
+HOSTILE: dict[str, dict[str, Any]] = {
     "no id": {"id": ""},
     "long id": {"id": "x" * 254},
     "NUL in the id": {"id": "a\0b"},

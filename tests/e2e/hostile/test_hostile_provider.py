@@ -68,6 +68,23 @@ class HostileProvider(provider_pb2_grpc.CapacityProviderServicer):
         )
         return provider_pb2.TransitionAck(operation_id="o" * 1_000_000, machine=self.machines[request.machine_id])
 
+    def Create(self, _request: provider_pb2.CreateRequest, context: Any) -> provider_pb2.TransitionAck:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Create")
+        raise AssertionError
+
+    def Drain(self, _request: provider_pb2.DrainRequest, context: Any) -> provider_pb2.TransitionAck:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Drain")
+        raise AssertionError
+
+    def Delete(self, _request: provider_pb2.DeleteRequest, context: Any) -> provider_pb2.TransitionAck:
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "no Delete")
+        raise AssertionError
+
+    def Get(self, request: provider_pb2.MachineRef, context: Any) -> provider_pb2.Machine:
+        if request.id not in self.machines:
+            context.abort(grpc.StatusCode.NOT_FOUND, "\x1b[2J\n" + "q" * 1_000_000)
+        return self.machines[request.id]
+
 
 @pytest.fixture
 def hostile() -> Iterator[tuple[HostileProvider, str]]:

@@ -35,7 +35,9 @@ def rollup(cluster: str, stamp: int, cpu: str = "1") -> Frame:
 def attack(machine_id: str) -> list[Frame]:
     """Return frames about a machine of another cluster and about requests that do not exist."""
     blob = shard_pb2.BootstrapBlobResponse(request_id="none", user_data=b"z" * 500_000)
-    drained = shard_pb2.DrainResult(instruction_id="none", machine_id=machine_id, outcome=1)
+    drained = shard_pb2.DrainResult(
+        instruction_id="none", machine_id=machine_id, outcome=shard_pb2.DrainResult.OUTCOME_DRAINED
+    )
     status = shard_pb2.NodeStatus(
         machine_id=machine_id, node_name="evil", ready=True, observed_unix_nanos=FAR_FUTURE, pods=2**31 - 1
     )

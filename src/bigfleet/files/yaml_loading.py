@@ -17,6 +17,11 @@ _BLOCK: Final = re.compile(r"^[ ]*(?:[-?:][ \t]+)*", re.MULTILINE)
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+#: Keys of a mapping with what is merged into it; a few lines that merge each other would otherwise take all memory.
+MERGED_KEYS_MAX: Final = 1_000
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
 class NestingError(ValueError):
     """Text has more levels than `DEPTH_MAX`."""
 
@@ -24,7 +29,15 @@ class NestingError(ValueError):
 def load_yaml(text: str) -> Any:
     """Return the value of YAML text. Raises NestingError, and yaml.YAMLError and ValueError as the loader does."""
     check_nesting(text)
-    return yaml.load(text, yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
+    loader = _LOADER(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check_merges(root, {})
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
 
 
 def compose_yaml(text: str) -> yaml.Node | None:
@@ -52,3 +65,30 @@ def check_nesting(text: str) -> None:
     except yaml.YAMLError:
         # The loader reports where and why; nothing before that place was too deep.
         return
+
+
+def _check_merges(node: yaml.Node, keys: dict[int, int]) -> None:
+    """Raise ConstructorError for a mapping that merges make too large; `keys` counts those of each mapping by node."""
+    if id(node) in keys:
+        return
+    keys[id(node)] = 0
+    if isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _check_merges(each, keys)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    count, has_merges = 0, False
+    for key, value in node.value:
+        _check_merges(key, keys)
+        _check_merges(value, keys)
+        if key.tag != _MERGE:
+            count += 1
+            continue
+        has_merges = True
+        merged = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        count += sum(keys[id(each)] for each in merged)
+    if has_merges and count > MERGED_KEYS_MAX:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"more than {MERGED_KEYS_MAX} keys are merged into a mapping", node.start_mark
+        )
+    keys[id(node)] = count

@@ -14,13 +14,19 @@ Vector = Mapping[str, int]
 
 ZERO: Vector = MappingProxyType({})
 
+#: Characters of a map of quantities whose vector is cached.
+_CACHED_CHARACTERS_MAX = 2_048
+
 
 def parse_vector(quantities: Mapping[str, str]) -> Vector:
     """Return the vector of a map of quantities: dimensions that are zero, negative or unparsable are absent.
 
     `vector_faults` names the last two. Equal maps give the same object.
     """
-    return _parse_items(tuple(sorted(quantities.items())))
+    items = tuple(sorted(quantities.items()))
+    # A sender of other large maps each time would fill the cache with them.
+    is_small = sum([len(name) + len(text) for name, text in items]) <= _CACHED_CHARACTERS_MAX
+    return _parse_items(items) if is_small else _parse_items.__wrapped__(items)
 
 
 @lru_cache(maxsize=16384)

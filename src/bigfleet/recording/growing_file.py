@@ -4,6 +4,7 @@ What the audit log (`bigfleet.shard.audit.log_file`) and the recording (`bigflee
 here may know what is written, or take anything back but what a full disk took of an unfinished write.
 """
 
+import errno
 import fcntl
 import os
 import stat
@@ -13,15 +14,37 @@ from typing import Final
 
 OLD_FILES_MAX: Final = 4
 _MODE: Final = 0o640
+#: Symbolic links in a row that are followed; as many as Linux follows.
+_LINKS_MAX: Final = 40
+
+
+def without_links(path: Path) -> Path:
+    """Return the file that a path leads to, so that old files lie where the current one is.
+
+    Raises OSError for a symbolic link of another user, who could have any file of this user appended to; the links of
+    this user and of root are followed.
+    """
+    for _link in range(_LINKS_MAX):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return path
+        if not stat.S_ISLNK(status.st_mode):
+            return path
+        if status.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.ELOOP, f"{path.name} is a symbolic link of another user, name the file itself")
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def open_locked(path: Path, *, takes_devices: bool = False) -> int:
     """Open a file for appending, made when it is new, that no other process writes. Raises OSError saying why not.
 
-    A device, where one is taken, is not locked.
+    A device, where one is taken, is not locked. Symbolic links are followed as `without_links` does.
     """
     # Without waiting: opening a pipe without a reader would never return.
-    opened = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, _MODE)
+    wanted = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    opened = os.open(without_links(path), wanted, _MODE)
     try:
         mode = os.fstat(opened).st_mode
         if stat.S_ISREG(mode):
@@ -56,6 +79,7 @@ def begin_fresh(path: Path, beginning: bytes = b"") -> int:
 
     The caller still has the former one open. Raises OSError; then that one is to be gone on with.
     """
+    path = without_links(path)
     fresh = path.with_name(f"{path.name}.new")
     # Made first: a directory without room must not cost an old file.
     fresh.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from bigfleet.model.penalty import ORDINALS, bucket_label
 from bigfleet.model.states import TRANSITIONAL_STATES, CapacityType, MachineState
 from bigfleet.shard.inventory.fleet_queries import machines_by_kind
 from bigfleet.shard.inventory.inventory import Inventory
+from bigfleet.shard.inventory.record_checks import LIMITS
 from bigfleet.shard.outcomes import REDRIVE_LABEL, ActionOutcome
 from bigfleet.shard.sessions.demand import RollUpOutcome
 
@@ -259,8 +260,8 @@ class ShardMetrics:
             self.rollups.labels(result)
         for ended in DrainOutcome:
             self.drain_results.labels(ended.name.lower())
-        for fault in InvariantFault:
-            self.machines_rejected.labels(fault.value)
+        for reason in (*(fault.value for fault in InvariantFault), LIMITS):
+            self.machines_rejected.labels(reason)
         for event in ("installed", "removed", "replaced", "overflowed", "unresponsive"):
             self.session_lifecycle.labels(event)
         for frame_kind in DROPPED_FRAME_KINDS:

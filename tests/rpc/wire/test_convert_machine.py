@@ -1,6 +1,7 @@
 """A machine crosses the wire whole, and what this version does not know reads as unspecified."""
 
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, HostRef, Machine
 from bigfleet.model.metadata import decode_metadata, encode_metadata
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.rpc.wire.convert_machine import machine_from_wire, machine_to_wire
+from bigfleet.rpc.wire.convert_machine import LAST_ERROR_CHARACTERS_MAX, machine_from_wire, machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from tests.engine.proof import in_proportion
 from tests.rpc.strategies import MACHINES, TEXT_MAPS
@@ -122,3 +123,26 @@ def test_equal_shapes_are_one_object() -> None:
 
     assert first.allocatable is second.allocatable
     assert first.allocatable == {"cpu": "4", "memory": "8Gi"}
+
+
+@pytest.mark.parametrize("field", ["labels", "shard_metadata", "resources"])
+def test_large_maps_are_not_retained(field: str) -> None:
+    """A provider that sends other large maps in each List fills no cache with them."""
+    tracemalloc.start()
+    try:
+        for number in range(30):
+            message = provider_pb2.Machine(id="m-1")
+            texts = message.resources.resources if field == "resources" else getattr(message, field)
+            texts[f"k{number}"] = "v" * 1_000_000
+            machine_from_wire(message)
+            del message, texts
+        retained, _peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert retained < 3_000_000
+
+
+def test_a_last_error_is_read_up_to_its_limit() -> None:
+    """A provider may send megabytes of it."""
+    machine, _metadata = machine_from_wire(provider_pb2.Machine(id="m-1", last_error="E" * 1_000_000))
+    assert machine.last_error == "E" * LAST_ERROR_CHARACTERS_MAX

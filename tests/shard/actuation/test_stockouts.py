@@ -1,5 +1,6 @@
 """Stockouts: a pool without capacity is left alone by all rows and probed once per back-off; its rows are short."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -11,7 +12,7 @@ from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, TransitionAck
+from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, RefusalKind, TransitionAck
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -239,3 +240,49 @@ async def test_a_restart_forgets_back_offs_and_pools_without_demand_are_forgotte
 
     assert (world.shard.stockouts._pools, world.shard.stockouts.failing()) == ({}, {})
     assert World(provider, epoch=2).shard.stockouts._pools == {}
+
+
+@dataclass
+class TakesBack(ScriptedProvider):
+    """Accepts each Configure, and shows the machine as Idle in its answer or afterwards."""
+
+    at_once: bool = False
+
+    async def configure(
+        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
+    ) -> TransitionAck:
+        ack = await super().configure(machine_id, cluster, blob, metadata, token)
+        if not self.at_once:
+            return ack
+        self.take_back()
+        return replace(ack, record=ListedMachine(self.records[machine_id], {}))
+
+    def take_back(self) -> None:
+        """Undo what was accepted."""
+        for record in list(self.records.values()):
+            if record.state is S.CONFIGURING:
+                self.records[record.id] = replace(record.without_binding(), state=S.IDLE)
+
+
+@pytest.mark.rule("shard 9.8/4")
+@pytest.mark.parametrize("at_once", [False, True], ids=["in a List", "in the answer"])
+async def test_a_provider_that_takes_back_each_accepted_configure_is_asked_ever_less(at_once: bool) -> None:
+    """After three times the machine is set aside, also without another one, and no bootstrap data is asked for."""
+    provider = TakesBack(at_once=at_once)
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    for _ in range(60):
+        await world.cycle()
+        provider.take_back()
+        await world.shard._clock.sleep(CYCLE_SECONDS)
+    tried = [name for method, name, _sequence in provider.calls if method == "configure"]
+    assert tried == ["m0"] * 3
+
+    provider.at_once = False
+    await world.shard._clock.sleep(3600)
+    await world.cycle()
+    await world.cycle()
+    provider.settle()
+    await world.cycle()
+    assert world.state("m0") is S.CONFIGURED

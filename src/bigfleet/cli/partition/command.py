@@ -39,11 +39,12 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
 
     from bigfleet.cli.partition.picture import picture_of, print_picture, svg_of
     from bigfleet.cli.runtime.console import output_console
+    from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
     from bigfleet.partition.cluster import read_cluster
     from bigfleet.partition.document import WrongInput, decode
 
     try:
-        message = decode(file.read_bytes())
+        message = decode(read_bounded(file, CONFIGURATION_BYTES_MAX))
         cluster = read_cluster(message, static_kvm_mib=static_kvm_node_memory)
     except OSError as error:
         raise UsageFault(f"{file}: {error.strerror}") from error

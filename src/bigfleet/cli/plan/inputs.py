@@ -22,6 +22,7 @@ from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_ov
 from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
+from bigfleet.files.bounded import read_bounded
 from bigfleet.files.json_loading import load_json
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
@@ -507,7 +508,8 @@ def converted(value: object, kind: type[T], place: str) -> T:
 def _text(path: Path) -> str:
     _check_size(path)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = read_bounded(path, FILE_BYTES_MAX).decode("utf-8-sig")
+        return text.replace("\r\n", "\n").replace("\r", "\n")
     except OSError as error:
         raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError as error:

@@ -18,6 +18,7 @@ import msgspec
 from bigfleet.coordinator.stores.codec import UnreadableRow, decode_row, encode_row
 from bigfleet.coordinator.stores.protocol import TERM_MAX, TERM_STEP
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
+from bigfleet.files.bounded import read_bounded
 from bigfleet.files.private import make_directory, make_file
 from bigfleet.files.sync import sync_path
 from bigfleet.model.clock import NANOS_PER_SECOND
@@ -27,6 +28,8 @@ PIECE_BYTES: Final = 1024 * 1024
 META_FILE: Final = "meta.json"
 STATE_FILE: Final = "state.json"
 LATEST: Final = "latest"
+#: Bytes of meta.json that are read.
+META_BYTES_MAX: Final = 1024 * 1024
 #: What a reader takes at most: a store of this size is far beyond what it was made for.
 DOCUMENT_BYTES_MAX: Final = 1024 * 1024 * 1024
 
@@ -146,10 +149,10 @@ def read_snapshot(path: Path) -> Restored:
     folder = path if path.is_dir() else path.parent
     state = path / STATE_FILE if path.is_dir() else path
     try:
-        meta = read_meta((folder / META_FILE).read_bytes(), str(folder / META_FILE))
+        meta = read_meta(read_bounded(folder / META_FILE, META_BYTES_MAX), str(folder / META_FILE))
         if state.stat().st_size > DOCUMENT_BYTES_MAX:
             raise SnapshotFault(f"{state}: is larger than {DOCUMENT_BYTES_MAX} bytes, and no snapshot of a coordinator")
-        return read_document(meta, state.read_bytes(), str(state))
+        return read_document(meta, read_bounded(state, DOCUMENT_BYTES_MAX), str(state))
     except OSError as error:
         raise SnapshotFault(
             f"{error.filename}: {error.strerror}; name a directory with {META_FILE} and {STATE_FILE}"

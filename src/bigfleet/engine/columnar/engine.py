@@ -150,9 +150,11 @@ class _Knowledge:
             self._orders = None
         if demand is None or demand.is_stale(rows):
             demand, is_known = ColumnarDemand(tables), False
-        self._tables, self._demand = tables, demand
+        # Tables that could take in only a part of it must not be gone on with.
+        self._tables, self._demand = None, None
         tables.follow()
         tables.trim()
+        self._tables, self._demand = tables, demand
         return tables, demand, is_known
 
     def _orders_of(self, view: ColumnSnapshot, tables: VocabularyTables, fresh: Flags) -> tuple[Orders, bool]:

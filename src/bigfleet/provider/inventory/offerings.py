@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.json_loading import load_json
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import Slot
@@ -94,7 +95,7 @@ class OfferingsRead:
 def read_offerings(path: Path, provider: str, dialect: OfferingDialect = STANDARD) -> OfferingsRead:
     """Return the offerings of a file and its mistakes. Raises OfferingsUnreadable when it is no JSON array."""
     try:
-        entries = load_json(path.read_text(encoding="utf-8"))
+        entries = load_json(read_bounded(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
         raise OfferingsUnreadable(f"{path}: {error.strerror}") from error
     except ValueError as error:

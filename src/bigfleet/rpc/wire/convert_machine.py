@@ -22,6 +22,11 @@ _SHAPES_MAX = 16384
 _LABELS_MAX = 65536
 #: Sets of metadata that are shared: there is one per row that machines are bound to.
 _METADATA_MAX = 65536
+#: Characters of a map that is shared. A larger one is made for its machine only: a provider that sends other large maps
+#: in each List would otherwise fill the memory with them.
+SHARED_CHARACTERS_MAX = 2_048
+#: Characters of a machine's last error that are read; a provider may send 1,024 bytes (docs/spec/provider.md §4).
+LAST_ERROR_CHARACTERS_MAX = 1_024
 #: Prices and probabilities that are shared.
 _NUMBERS_MAX = 4096
 
@@ -76,10 +81,10 @@ def machine_from_wire(message: provider_pb2.Machine) -> tuple[Machine, Mapping[s
         capacity_type=capacity_type_from_wire(message.capacity_type),
         resources=resources_from_wire(message.resources),
         allocatable=resources_from_wire(message.allocatable),
-        labels=_shared_labels(tuple(sorted(message.labels.items()))),
+        labels=_labels_from_wire(message.labels),
         price_usd_per_hour=_number(message.price_per_hour),
         interruption_probability=_number(message.interruption_probability),
-        last_error=message.last_error,
+        last_error=message.last_error[:LAST_ERROR_CHARACTERS_MAX],
         node_name=message.node_name,
     )
     return machine, metadata_from_wire(message.shard_metadata)
@@ -107,12 +112,23 @@ def resources_to_wire(quantities: Mapping[str, str]) -> provider_pb2.Resources |
 
 def resources_from_wire(message: provider_pb2.Resources) -> Mapping[str, str]:
     """Return the quantities of a message as declared; equal ones are the same object."""
-    return _shared(tuple(sorted(message.resources.items())))
+    items = tuple(sorted(message.resources.items()))
+    return _shared(items) if _is_small(items) else MappingProxyType(dict(items))
 
 
 def metadata_from_wire(metadata: Mapping[str, str]) -> Mapping[str, str]:
     """Return the metadata of a message; equal ones in one order are the same object."""
-    return _shared_metadata(tuple(metadata.items()))
+    items = tuple(metadata.items())
+    return _shared_metadata(items) if _is_small(items) else MappingProxyType(dict(items))
+
+
+def _labels_from_wire(labels: Mapping[str, str]) -> Mapping[str, str]:
+    items = tuple(sorted(labels.items()))
+    return _shared_labels(items) if _is_small(items) else MappingProxyType(dict(items))
+
+
+def _is_small(items: tuple[tuple[str, str], ...]) -> bool:
+    return sum([len(key) + len(value) for key, value in items]) <= SHARED_CHARACTERS_MAX
 
 
 @lru_cache(maxsize=_NUMBERS_MAX)

@@ -304,6 +304,7 @@ class Executors:
     ) -> ActionOutcome:
         if isinstance(ack, ActionOutcome):
             return ActionOutcome.CONFIGURE_ERROR if ack is ActionOutcome.PROVIDER_ERROR else ack
+        self._stockouts.accepted(stamped.id)
         if not self._take(stamped.id, ack.record):
             return self._hold_invalid(stamped.id, record)
         shown = ack.record.machine

@@ -33,6 +33,8 @@ FAILING_SECONDS = 600.0
 #: How long a machine that failed to bootstrap stays behind others, doubled to the maximum.
 ASIDE_FIRST_SECONDS = 180.0
 ASIDE_MAX_SECONDS = 3_600.0
+#: A machine whose provider took back so many accepted Configures in a row is set aside without another candidate, too.
+TAKEN_BACK = 3
 #: The code at the start of a Failed machine's text (docs/spec/provider.md §8).
 STOCKOUT_CODE = "STOCKOUT"
 
@@ -61,6 +63,8 @@ class _Aside:
     row: RowKey
     until_seconds: float
     next_seconds: float
+    #: Accepted Configures in a row that the provider took back.
+    taken_back: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,8 @@ class Stockouts:
     #: Pools in which creations for a row failed, each with the second at which that is forgotten.
     _failing: dict[RowKey, dict[CapacityPool, float]] = field(default_factory=dict)
     _aside: dict[MachineId, _Aside] = field(default_factory=dict)
+    #: Machines whose Configure was accepted and has not ended.
+    _accepted: set[MachineId] = field(default_factory=set)
 
     # ---- what happened --------------------------------------------------------------------------------------------
 
@@ -122,10 +128,17 @@ class Stockouts:
                 _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
+    def accepted(self, machine_id: MachineId) -> None:
+        """The provider has accepted a Configure of this machine; what its answer shows is observed afterwards."""
+        self._accepted.add(machine_id)
+
     def observed(self, before: Machine, after: Machine | None) -> None:
         """The provider shows another state than the one before; None when it shows the machine no more."""
-        if before.state is MachineState.CONFIGURING and after is not None:
-            self._bootstrap_ended(before, after)
+        if before.state is MachineState.CONFIGURING:
+            was_accepted = before.id in self._accepted
+            self._accepted.discard(before.id)
+            if after is not None:
+                self._bootstrap_ended(before, after, was_accepted=was_accepted)
         if before.state is not MachineState.CREATING:
             return
         if after is not None and after.state is MachineState.FAILED and _is_stockout(after.last_error):
@@ -165,7 +178,7 @@ class Stockouts:
             row = (str(machine.intended_cluster), machine.assigned_need_fingerprint, machine.assigned_group)
             self._failing.setdefault(row, {})[CapacityPool.of(machine)] = until_seconds
 
-    def _bootstrap_ended(self, before: Machine, after: Machine) -> None:
+    def _bootstrap_ended(self, before: Machine, after: Machine, *, was_accepted: bool) -> None:
         if after.state is MachineState.CONFIGURED:
             self._aside.pop(before.id, None)
         elif after.state is MachineState.IDLE:
@@ -173,7 +186,12 @@ class Stockouts:
             known = self._aside.get(before.id)
             seconds = ASIDE_FIRST_SECONDS if known is None else known.next_seconds
             until_seconds = self.clock.monotonic_seconds() + seconds
-            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS))
+            taken_back = (0 if known is None else known.taken_back) + was_accepted
+            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS), taken_back)
+            if was_accepted and taken_back >= TAKEN_BACK:
+                _log.warning(
+                    "machine.configures_taken_back", machine=before.id, times=taken_back, backoff_seconds=seconds
+                )
 
     # ---- what follows ---------------------------------------------------------------------------------------------
 
@@ -210,8 +228,11 @@ class Stockouts:
         set_aside = frozenset(
             machine_id
             for machine_id, each in waiting.items()
-            if (row := rows_of(each.row)) is not None
-            and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
+            if each.taken_back >= TAKEN_BACK
+            or (
+                (row := rows_of(each.row)) is not None
+                and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
+            )
         )
         return Unavailable(sold_out=sold_out, probes=frozenset(probes), set_aside=set_aside)
 

@@ -17,7 +17,7 @@ import structlog
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
-from bigfleet.recording.growing_file import append_whole, begin_fresh, numbered, open_locked
+from bigfleet.recording.growing_file import append_whole, begin_fresh, numbered, open_locked, without_links
 from bigfleet.shard.audit.log import START, AuditHead, read_line
 
 SYNC_INTERVAL_SECONDS = 1.0
@@ -127,7 +127,7 @@ class AuditFile:
         if whole:
             return _head_of(whole, self._path)
         # A process may have ended between beginning a new file and writing its first line.
-        older = numbered(self._path, 1)
+        older = numbered(without_links(self._path), 1)
         try:
             with older.open("rb") as file:
                 return _head_of(_tail(file.fileno()).removesuffix(b"\n"), older)

@@ -5,6 +5,7 @@ machine is on its way or bound, and end together with the cluster when it is obs
 (ADR-0059 in docs/adr). Every change of a machine that is or was bound is sent to its cluster.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -34,11 +35,16 @@ from bigfleet.shard.inventory.machine_record import (
     Picked,
     binding_of,
 )
+from bigfleet.shard.inventory.record_checks import cluster_fault, facts_fault, record_fault
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.ports import ListedBinding, ListedMachine
 from bigfleet.shard.sessions.registry import Sessions
 
 _log = structlog.get_logger("bigfleet.shard.inventory.ingest")
+
+#: Rejected records that are logged in so many seconds; all are counted.
+REJECTIONS_LOGGED_MAX = 50
+REJECTIONS_LOGGED_SECONDS = 60.0
 
 NO_LONGER_REPORTED = "no longer reported by the provider"
 BOUND_ELSEWHERE = "bound to another cluster by the provider"
@@ -141,6 +147,8 @@ class Ingest:
         self._on_observed = on_observed
         self._on_remove = on_remove
         self._on_status = on_status
+        #: Records that were rejected since that second.
+        self._rejections, self._rejections_since_seconds = 0, -math.inf
         #: Newest status that the bound cluster's operator reported, by machine.
         self._nodes: dict[str, NodeLoad] = {}
 
@@ -207,13 +215,15 @@ class Ingest:
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
         try:
+            fault = record_fault(shown)
+            if fault is not None:
+                raise InventoryRefusal(*fault)
             if known is None:
                 self._inventory.insert(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
             else:
                 self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos, binding=binding)
         except InventoryRefusal as refusal:
-            self._metrics.machines_rejected.labels(refusal.reason).inc()
-            _log.warning("inventory.record_rejected", machine=machine_id, reason=refusal.reason, error=str(refusal))
+            self._reject(machine_id, refusal, seconds)
             return False
         if shown is observed or (
             shown.state is observed.state
@@ -233,11 +243,24 @@ class Ingest:
         self._publish(machine_id, known, observed)
         return True
 
+    def _reject(self, machine_id: MachineId, refusal: InventoryRefusal, now_seconds: float) -> None:
+        """Count a rejected record, and log it unless many were logged lately."""
+        self._metrics.machines_rejected.labels(refusal.reason).inc()
+        if now_seconds >= self._rejections_since_seconds + REJECTIONS_LOGGED_SECONDS:
+            self._rejections_since_seconds, self._rejections = now_seconds, 0
+        self._rejections += 1
+        if self._rejections > REJECTIONS_LOGGED_MAX:
+            return
+        _log.warning("inventory.record_rejected", machine=machine_id, reason=refusal.reason, error=str(refusal))
+        if self._rejections == REJECTIONS_LOGGED_MAX:
+            _log.warning("inventory.rejections_not_logged", seconds=REJECTIONS_LOGGED_SECONDS)
+
     # ---- many new machines at once ----------------------------------------------------------------------------------
 
     def is_sound(self, facts: Machine) -> bool:
-        """Return whether facts hold the invariant, in a machine whose state and binding do."""
-        return _holds_invariant(facts.price_usd_per_hour, facts.interruption_probability)
+        """Return whether facts hold the invariant and the limits, in a machine whose state and binding do."""
+        is_whole = _holds_invariant(facts.price_usd_per_hour, facts.interruption_probability)
+        return is_whole and facts_fault(facts) is None
 
     def plain_binding(self, listed: ListedBinding) -> PlainBinding:
         """Return what becomes of a listed binding in a machine that is not known yet."""
@@ -248,6 +271,7 @@ class Ingest:
         else:
             # A cluster that does not stay is another view than the provider's.
             is_plain = not listed.cluster
+        is_plain = is_plain and cluster_fault(listed.cluster) is None
         with_host = invariant_fault(replace(machine, host=_SOME_HOST)) is None
         return PlainBinding(binding_of(machine), is_plain and with_host, is_plain and invariant_fault(machine) is None)
 

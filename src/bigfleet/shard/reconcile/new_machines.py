@@ -21,6 +21,7 @@ from bigfleet.shard.inventory.host_texts import PickedTexts
 from bigfleet.shard.inventory.ingest import Ingest, Moment, PlainBinding
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_record import Picked
+from bigfleet.shard.inventory.record_checks import are_ids_sound
 from bigfleet.shard.ports import RecordsInParts, SplitRecords
 from bigfleet.shard.reconcile.ownership_filter import OwnershipFilter
 
@@ -155,6 +156,9 @@ class NewMachines:
         may_have, may_lack = (np.array([each[place] for each in plain], np.bool_) for place in (1, 2))
         has_host = self.split.texts.have_ref(first, last) | self._has_provider[facts]
         simple: Mask = is_sound & np.where(has_host, may_have[which], may_lack[which])
+        ids = self.split.ids[first:last]
+        if not are_ids_sound(ids):
+            simple &= np.array([are_ids_sound([machine_id]) for machine_id in ids], np.bool_)
         return simple
 
     def _is_connected(self, bindings: Numbers) -> Mask:

@@ -46,6 +46,8 @@ _log = structlog.get_logger("bigfleet.shard.reconcile.reconciler")
 
 REVISITS_PER_CYCLE_MAX = 256
 REVISITS_AT_ONCE_MAX = 16
+#: A longer cursor is not sent back: a provider that cannot take it would refuse each List from then on.
+CURSOR_BYTES_MAX = 4 * 1024
 #: A provider that reports every removal is still listed in full after so many times `full_list_every_cycles`: what a
 #: full answer has left out, because it was cut on its way, no later delta reports.
 GAPLESS_FULL_FACTOR = 3
@@ -160,7 +162,8 @@ class Reconciler:
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
             # What a full answer left out no later delta would report: a braked one is asked for again as a whole.
-            self._cursor = b"" if braked and is_full else listing.revision
+            is_usable = len(listing.revision) <= CURSOR_BYTES_MAX and not (braked and is_full)
+            self._cursor = listing.revision if is_usable else b""
             if is_full:
                 self._cycles_since_full = 0
             self._revisit.update(MachineId(machine_id) for machine_id in self._machine_backoff.expired())

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backends.aws.api import RUNNING, Ec2Instance
 
@@ -55,7 +56,7 @@ def hourly(monthly_share: float) -> float:
 def read_advisor(path: Path, region: str) -> dict[str, float]:
     """Return the probability within one hour by instance type, for Linux. Raises AdvisorFault."""
     try:
-        advisor = msgspec.json.decode(path.read_bytes(), type=_Advisor)
+        advisor = msgspec.json.decode(read_bounded(path, CONFIGURATION_BYTES_MAX), type=_Advisor)
     except OSError as error:
         raise AdvisorFault(f"{path}: {error.strerror}") from error
     except msgspec.MsgspecError as error:

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 import structlog
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backends.aws.api import AwsError, Ec2, PriceList
@@ -161,7 +162,7 @@ def _read(path: Path | None, region: str) -> dict[str, float]:
     if path is None or not path.exists():
         return {}
     try:
-        read = msgspec.json.decode(path.read_bytes(), type=_PricesFile)
+        read = msgspec.json.decode(read_bounded(path, CONFIGURATION_BYTES_MAX), type=_PricesFile)
     except (OSError, msgspec.MsgspecError) as error:
         _log.warning("aws.prices_file_unread", path=str(path), error=str(error))
         return {}

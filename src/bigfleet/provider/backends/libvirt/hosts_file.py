@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.field_faults import field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
@@ -131,7 +132,7 @@ class KvmHosts:
 def read_kvm_hosts(path: Path) -> KvmHosts:
     """Return what a file says. Raises KvmHostsFault naming the file and the path in it."""
     try:
-        body = load_yaml(path.read_text(encoding="utf-8"))
+        body = load_yaml(read_bounded(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
         raise KvmHostsFault(f"{path}: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:

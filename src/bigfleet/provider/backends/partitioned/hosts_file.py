@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.field_faults import field_fault
 from bigfleet.files.json_loading import load_json
 from bigfleet.model.states import CapacityType
@@ -119,7 +120,7 @@ class HostsFile:
 def read_hosts(path: Path, provider: str, make: MakeAllocator, ours: Mapping[str, Carved]) -> HostsFile:
     """Return what a file says; `ours` are the instances that we carved, by name. Raises HostsFault."""
     try:
-        document = load_json(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        document = load_json(read_bounded(path, CONFIGURATION_BYTES_MAX).decode(), object_pairs_hook=_object)
     except OSError as error:
         raise HostsFault(f"{path}: {error.strerror}") from error
     except ValueError as error:

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import msgspec
 import yaml
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.field_faults import FieldFault, field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.states import CapacityType
@@ -201,7 +202,7 @@ def load_world(path: Path | None) -> CloudWorld:
     if path is None:
         return CloudWorld()
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
         raise WorldFault(f"{path}: {error.strerror}") from error
     return parse_world(content, str(path), is_json=path.suffix == ".json")

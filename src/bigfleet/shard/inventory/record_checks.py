@@ -1,0 +1,81 @@
+"""Rejects provider records whose id, texts, counts or price are outside of the limits of docs/spec/provider.md §9.
+
+What a provider lists reaches logs, terminals, operators and the engine's vocabulary. A rejected record leaves the last
+good one in force; the others of the same List are taken.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from bigfleet.model.ids import control_character_in, identifier_fault
+from bigfleet.model.machine import InvariantFault, Machine
+
+TEXT_BYTES_MAX: Final = 1_024
+RESOURCE_NAMES_MAX: Final = 32
+LABELS_MAX: Final = 256
+
+#: The reason of a rejection for a text or a count.
+LIMITS: Final = "limits"
+
+
+def record_fault(machine: Machine) -> tuple[str, str] | None:
+    """Return why a record is rejected, as a metric label and a sentence; None for a sound one."""
+    fault = identifier_fault(machine.id)
+    if fault is not None:
+        return LIMITS, f"id {fault}"
+    for name, text in (("host.ref", machine.host.ref), ("node_name", machine.node_name)):
+        if _bytes(text) > TEXT_BYTES_MAX:
+            return LIMITS, f"{name} {_too_long(text)}"
+    fault = cluster_fault(machine.cluster)
+    return (LIMITS, fault) if fault is not None else facts_fault(machine)
+
+
+def facts_fault(machine: Machine) -> tuple[str, str] | None:
+    """Return why the facts of a record are rejected: what many machines have alike."""
+    if math.isinf(machine.price_usd_per_hour):
+        return InvariantFault.PRICE.value, "price_per_hour is not finite"
+    for name, quantities in (("resources", machine.resources), ("allocatable", machine.allocatable)):
+        if len(quantities) > RESOURCE_NAMES_MAX:
+            return LIMITS, f"{name} has {len(quantities)} names, at most {RESOURCE_NAMES_MAX} are allowed"
+    if len(machine.labels) > LABELS_MAX:
+        return LIMITS, f"labels has {len(machine.labels)} keys, at most {LABELS_MAX} are allowed"
+    texts = (machine.host.provider, machine.instance_type, machine.zone)
+    maps = (machine.labels, machine.resources, machine.allocatable)
+    fault = _texts_fault(chain(texts, *map(_texts, maps)))
+    return (LIMITS, fault) if fault is not None else None
+
+
+def cluster_fault(cluster: str) -> str | None:
+    """Return why the cluster of a record is rejected; a machine may have none."""
+    fault = identifier_fault(cluster) if cluster else None
+    return None if fault is None else f"cluster {fault}"
+
+
+def are_ids_sound(ids: Sequence[str]) -> bool:
+    """Say at once whether all ids are sound that have no more bytes than an id may have."""
+    joined = "".join(ids)
+    return joined.isprintable() and " " not in joined and all(ids)
+
+
+def _texts(quantities: Mapping[str, str]) -> Iterable[str]:
+    return chain(quantities.keys(), quantities.values())
+
+
+def _texts_fault(texts: Iterable[str]) -> str | None:
+    for text in texts:
+        if _bytes(text) > TEXT_BYTES_MAX:
+            return f"a text {_too_long(text)}"
+        character = control_character_in(text)
+        if character:
+            return f"a text has the control character {character!r}, which no name or value may have"
+    return None
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def _too_long(text: str) -> str:
+    return f"has {_bytes(text)} bytes, at most {TEXT_BYTES_MAX} are allowed: {text[:32]!r}…"

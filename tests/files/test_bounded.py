@@ -1,0 +1,83 @@
+"""Files without an end, sparse ones and YAML that grows by itself are refused, and pipes are read."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bigfleet.files.bounded import read_bounded
+from bigfleet.files.yaml_loading import MERGED_KEYS_MAX, load_yaml
+from tests.commands import run_here
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/proc/self/mem"])
+def test_what_has_no_end_is_refused(device: str) -> None:
+    """It would take all memory."""
+    with pytest.raises(OSError, match=r"Is a device|Input/output error"):
+        read_bounded(Path(device), 1_000)
+
+
+def test_a_sparse_file_is_refused_unread(tmp_path: Path) -> None:
+    """It takes no room on the disk."""
+    sparse = tmp_path / "sparse.json"
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    with pytest.raises(OSError, match="Has more than 1,000,000,000 bytes"):
+        read_bounded(sparse, 1_000_000_000)
+
+
+def test_a_pipe_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    """A command can be given the output of another one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for content, is_read in ((b"x" * 1_000, True), (b"x" * 1_001, False)):
+        writer = threading.Thread(target=pipe.write_bytes, args=(content,))
+        writer.start()
+        try:
+            if is_read:
+                assert read_bounded(pipe, 1_000) == content
+            else:
+                with pytest.raises(OSError, match="Has more than"):
+                    read_bounded(pipe, 1_000)
+        finally:
+            writer.join()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("plan", "--inventory", "{}", "--demand", "{}"),
+        ("partition", "show", "{}"),
+        ("snapshot", "restore", "{}", "--store", "sqlite:///nowhere"),
+        ("provider", "simulated", "--world", "{}", "--state", "state.db"),
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+@pytest.mark.parametrize("kind", ["device", "sparse"])
+def test_commands_refuse_files_without_an_end(command: tuple[str, ...], kind: str, tmp_path: Path) -> None:
+    """They name the file and end."""
+    file = Path("/dev/zero")
+    if kind == "sparse":
+        file = tmp_path / "sparse.yaml"
+        file.touch()
+        os.truncate(file, 1 << 40)
+    said = run_here(*(each.format(file) for each in command), cwd=tmp_path)
+    assert said.returncode == 2
+    assert "Traceback" not in said.stderr
+    assert str(file.parent) in said.stderr
+
+
+def test_merges_that_grow_by_themselves_are_refused() -> None:
+    """Eleven lines would become nine to the eleventh keys."""
+    lines = ["y0: &a0 {k: v}"]
+    lines += [f"y{level}: &a{level} {{<<: [{', '.join([f'*a{level - 1}'] * 9)}]}}" for level in range(1, 12)]
+    with pytest.raises(yaml.YAMLError, match="keys are merged"):
+        load_yaml("\n".join(lines))
+
+
+def test_merges_of_a_usual_size_are_read() -> None:
+    """A mapping may have as many keys of its own as it is written with."""
+    own = ", ".join(f"k{number}: 1" for number in range(MERGED_KEYS_MAX + 1))
+    assert load_yaml(f"a: &a {{x: 1}}\nb: {{<<: [*a], y: 2}}\nc: {{{own}}}")["b"] == {"x": 1, "y": 2}

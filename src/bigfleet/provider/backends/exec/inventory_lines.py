@@ -5,8 +5,8 @@ all: a truncated one must never look like a small fleet.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -15,6 +15,7 @@ from bigfleet.provider.inventory.offerings import capacity_type_of
 from bigfleet.provider.operations.invoke import FACTS_MAX
 from bigfleet.provider.storage.codec import intern_map
 
+T = TypeVar("T")
 LINE_BYTES_MAX: Final = 64 << 10
 _UNREAD_PREFIXES_MAX: Final = 1000
 
@@ -136,7 +137,19 @@ class InventoryLines:
                 raise InventoryRefused(f"unread_prefixes has more than {_UNREAD_PREFIXES_MAX} entries")
 
     def _take_slot(self, line: _SlotLine) -> None:
-        slot = Slot(**_facts_of(line))
+        resources, allocatable = _shapes(line.resources, line.allocatable)
+        slot = Slot(
+            id=line.id,
+            instance_type=line.instance_type,
+            zone=line.zone,
+            capacity_type=capacity_type_of(line.capacity_type),
+            resources=resources,
+            allocatable=allocatable,
+            labels=intern_map(line.labels),
+            price_usd_per_hour=line.price_usd_per_hour,
+            interruption_probability=line.interruption_probability,
+            fixed=line.fixed,
+        )
         if line.id in self._slots:
             self._others.append(slot)
         else:
@@ -146,7 +159,22 @@ class InventoryLines:
         slot = self._slots.get(line.id) or self._offered(line.id)
         if slot is None:
             slot = self._whole(number, line)
-        return replace(ExistingHost.of(slot, host_ref=line.host_ref), **_facts_of(line))
+        has_shape = line.resources is not None or line.allocatable is not None
+        resources, allocatable = _shapes(line.resources, line.allocatable) if has_shape else (None, None)
+        return ExistingHost(
+            id=line.id,
+            host_ref=line.host_ref,
+            node_name=line.node_name,
+            instance_type=_first(line.instance_type, slot.instance_type),
+            zone=_first(line.zone, slot.zone),
+            capacity_type=slot.capacity_type if line.capacity_type is None else capacity_type_of(line.capacity_type),
+            resources=_first(resources, slot.resources),
+            allocatable=_first(allocatable, slot.allocatable),
+            labels=slot.labels if line.labels is None else intern_map(line.labels),
+            price_usd_per_hour=_first(line.price_usd_per_hour, slot.price_usd_per_hour),
+            interruption_probability=_first(line.interruption_probability, slot.interruption_probability),
+            fixed=_first(line.fixed, slot.fixed),
+        )
 
     def _whole(self, number: int, line: _HostLine) -> Slot:
         """Return what a host without a slot must say by itself."""
@@ -164,13 +192,15 @@ class InventoryLines:
         )
 
 
-def _facts_of(line: _SlotLine | _HostLine) -> dict[str, Any]:
-    """Return what a line says of a slot or host, by field; one of the two shapes says both, unless both are given."""
-    said = {name: value for name, value in msgspec.structs.asdict(line).items() if value is not None}
-    said.pop("ready_in", None)
-    for name, other in (("resources", "allocatable"), ("allocatable", "resources")):
-        if other in said:
-            said.setdefault(name, said[other])
-    if "capacity_type" in said:
-        said["capacity_type"] = capacity_type_of(said["capacity_type"])
-    return {name: intern_map(value) if isinstance(value, dict) else value for name, value in said.items()}
+def _shapes(
+    resources: dict[str, str] | None, allocatable: dict[str, str] | None
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Return both; one of the two says both, unless both are given."""
+    return (
+        intern_map(resources if resources is not None else allocatable or {}),
+        intern_map(allocatable if allocatable is not None else resources or {}),
+    )
+
+
+def _first(own: T | None, other: T) -> T:
+    return other if own is None else own

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.engine.cases import machine_of
-from bigfleet.cli.engine.fleets import fleet_machine_of
+from bigfleet.cli.engine.machine_entries import machine_of_entry
 from bigfleet.cli.get.records import machine_record
 from bigfleet.cli.plan.inputs import MachineEntry, machine_given
 from bigfleet.conformance import in_process
@@ -200,7 +200,7 @@ PLACES: dict[str, tuple[Callable[[Machine], object], frozenset[str]]] = {
     ),
     # Allocatable hides resources.
     "bigfleet get": (shown, MEMORY | {"resources"}),
-    "generated fleet": (lambda machine: fleet_machine_of(entry_of(machine)), frozenset({"node_name"})),
+    "generated fleet": (lambda machine: machine_of_entry(entry_of(machine)), frozenset({"node_name"})),
     # Only a failed machine has an error, and one that does not say which has one nevertheless.
     "plan": (
         lambda machine: machine_given(MachineEntry(**entry_of(machine)), "here").machine,

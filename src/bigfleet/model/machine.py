@@ -1,8 +1,8 @@
 """Defines a machine, its invariant, and what it costs (docs/spec/model.md §1, §2).
 
 `Machine` is the declaration of a machine's fields, and `Stamp` names those of them that a shard gives it with a row;
-what other packages read, write and store of them is derived from both, or compared with them
-(tests/model/test_machine_fields.py).
+what other packages read, write and store of them is derived from both, or listed with a reason and compared with them
+(tests/model/test_machine_field_places.py, test_machine_fields.py).
 A record is a frozen value: a change makes a new one. `invariant_fault` holds on every insert and
 update; a record that breaks it is refused and the last good one stays.
 """
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector, parse_vector
 
@@ -129,6 +130,15 @@ class Machine:
     def cost_for_bucket_usd_per_hour(self, interruption_bucket: int) -> float:
         """Return the effective cost at the upper bound of a penalty bucket."""
         return self.effective_cost_usd_per_hour(bucket_upper_dollars(interruption_bucket))
+
+    def assigned(self, profile: Profile) -> "Machine":
+        """Return the record with priority and penalties of the row that it is bound for."""
+        return replace(
+            self,
+            assigned_priority=profile.priority,
+            assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
+            assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
+        )
 
     def without_binding(self) -> "Machine":
         """Return the record with cluster and every stamp gone, as docs/spec/engine.md §11 demands."""

@@ -23,7 +23,6 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import Fingerprint, MachineId
 from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor
 from bigfleet.model.need import Need
-from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.states import MachineState
 
 
@@ -103,14 +102,7 @@ class CaseFleet:
         if how == "configuring" and action.kind is ActionKind.BOOTSTRAP:
             self.move(stamped, MachineState.CONFIGURING)
             return
-        profile = action.profile
-        stamped = replace(
-            stamped,
-            assigned_priority=profile.priority,
-            assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
-            assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
-        )
-        self.move(stamped, MachineState.CONFIGURED)
+        self.move(stamped.assigned(action.profile), MachineState.CONFIGURED)
 
     def options(self, needs: Iterable[Need], case: Entry, **more: Any) -> Options:
         """Return the options of a case: every cluster has reported but those in `not_reported`."""

@@ -4,28 +4,25 @@ One JSON object a line; tests/cases/engine/README.md describes the fields. A lin
 file, its line and what is wrong; it is never skipped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from bigfleet.cli.engine.cases import (
     CAPACITY_TYPES,
-    HOST,
     OPERATORS,
     SPREAD_MODES,
-    STATES,
     Entry,
-    dollars,
     row_name,
 )
+from bigfleet.cli.engine.machine_entries import machine_of_entry
 from bigfleet.cli.engine.registry import Decide
 from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.files.json_loading import load_json
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import MACHINE_FIELDS, NO_HOST, Machine, PreemptedFor
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile, Requirement, TopologySpread
 from bigfleet.model.shapes import Overhead, canonical_overheads
@@ -139,26 +136,6 @@ def _row_record(name: str, row: RowResult) -> dict[str, Any]:
     return record
 
 
-def fleet_machine_of(record: Entry) -> Machine:
-    """Return one machine of a generated fleet, whose fields have the names of the spec."""
-    values = {name: record["price_per_hour" if name == "price_usd_per_hour" else name] for name in _FIELDS}
-    return Machine(**values | {name: read(values[name]) for name, read in _READ.items()})
-
-
-#: No decision reads the name of a node.
-_FIELDS: Final = tuple(name for name in MACHINE_FIELDS if name != "node_name")
-#: How fields are read that do not stand in the file as they are.
-_READ: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "state": STATES.__getitem__,
-    "host": lambda has_host: HOST if has_host else NO_HOST,
-    "capacity_type": CAPACITY_TYPES.__getitem__,
-    "price_usd_per_hour": dollars,
-    "assigned_interruption_penalty_dollars": dollars,
-    "assigned_reclamation_penalty_dollars": dollars,
-    "preempted_for": lambda row: PreemptedFor(*row) if row else None,
-}
-
-
 def fleet_need_of(record: Entry) -> Need:
     """Return one row of a generated fleet. Raises ShapeFault for shapes that make no sense."""
     amounts = row_amounts(
@@ -192,7 +169,7 @@ def fleet_snapshot_of(fleet: Entry) -> Snapshot:
     """Return the snapshot of a generated fleet."""
     inventory = fleet["inventory"]
     idle_since = {r["id"]: float(r["idle_since"]) for r in inventory if r["idle_since"] is not None}
-    return Snapshot.of([fleet_machine_of(record) for record in inventory], idle_since)
+    return Snapshot.of([machine_of_entry(record) for record in inventory], idle_since)
 
 
 def fleet_options_of(fleet: Entry) -> Options:

@@ -17,7 +17,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES
+from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, dollars
+from bigfleet.cli.engine.machine_entries import machine_of_entry
 from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
 from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
@@ -25,8 +26,8 @@ from bigfleet.demo.trace import TraceFault, read_nodes
 from bigfleet.files.bounded import read_bounded
 from bigfleet.files.json_loading import load_json
 from bigfleet.files.yaml_loading import load_yaml
-from bigfleet.model.ids import ClusterId, Fingerprint, MachineId, identifier_fault
-from bigfleet.model.machine import NO_HOST, Machine, PreemptedFor, invariant_fault
+from bigfleet.model.ids import ClusterId, MachineId, identifier_fault
+from bigfleet.model.machine import Machine, invariant_fault
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import ORDINALS
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
@@ -40,6 +41,11 @@ MACHINES_MAX: Final = 1_000_000
 NEEDS_MAX: Final = 100_000
 FILE_BYTES_MAX: Final = 2_000_000_000
 _INT32: Final = range(-(2**31), 2**31)
+_AMOUNTS: Final = (
+    "price_per_hour",
+    "assigned_interruption_penalty_dollars",
+    "assigned_reclamation_penalty_dollars",
+)
 _MAP_COLUMNS: Final = ("resources", "allocatable", "labels")
 #: A column that has no form in one cell of text.
 _NESTED_ONLY: Final = "preempted_for"
@@ -189,32 +195,17 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
         raise UsageFault(f"{place}: id is empty; every machine needs an id")
     for name, quantities in (("resources", entry.resources), ("allocatable", entry.allocatable)):
         _check_quantities(quantities, f"{place}: {name}")
-    machine = Machine(
-        id=MachineId(entry.id),
-        state=state,
-        host=HOST if (state in HOSTED if entry.host is None else entry.host) else NO_HOST,
-        cluster=ClusterId(entry.cluster),
-        instance_type=entry.instance_type,
-        zone=entry.zone,
-        capacity_type=_named(entry.capacity_type, CAPACITY_TYPES, f"{place}: capacity_type"),
-        resources=_texts(entry.resources),
-        allocatable=_texts(entry.allocatable),
-        labels=entry.labels,
-        price_usd_per_hour=_dollars(entry.price_per_hour, f"{place}: price_per_hour"),
-        interruption_probability=entry.interruption_probability,
-        last_error=entry.last_error or ("not reported" if state is MachineState.FAILED else ""),
-        assigned_priority=_int32(entry.assigned_priority, f"{place}: assigned_priority"),
-        assigned_interruption_penalty_dollars=_dollars(
-            entry.assigned_interruption_penalty_dollars, f"{place}: assigned_interruption_penalty_dollars"
-        ),
-        assigned_reclamation_penalty_dollars=_dollars(
-            entry.assigned_reclamation_penalty_dollars, f"{place}: assigned_reclamation_penalty_dollars"
-        ),
-        assigned_need_fingerprint=Fingerprint(entry.assigned_need_fingerprint),
-        assigned_group=entry.assigned_group,
-        intended_cluster=ClusterId(entry.intended_cluster),
-        preempted_for=None if entry.preempted_for is None else PreemptedFor(*entry.preempted_for),
-    )
+    _named(entry.capacity_type, CAPACITY_TYPES, f"{place}: capacity_type")
+    for name in _AMOUNTS:
+        _check_dollars(getattr(entry, name), f"{place}: {name}")
+    _int32(entry.assigned_priority, f"{place}: assigned_priority")
+    given: dict[str, Any] = {
+        "host": state in HOSTED if entry.host is None else entry.host,
+        "resources": _texts(entry.resources),
+        "allocatable": _texts(entry.allocatable),
+        "last_error": entry.last_error or ("not reported" if state is MachineState.FAILED else ""),
+    }
+    machine = machine_of_entry(msgspec.structs.asdict(entry) | given)
     fault = invariant_fault(machine)
     if fault is not None:
         raise UsageFault(f"{place}: {fault[1]}")
@@ -541,14 +532,13 @@ def _check_quantities(quantities: Mapping[str, str | int], place: str) -> None:
         raise UsageFault(f"{place}.{faults[0]}")
 
 
-def _dollars(value: float | str, place: str) -> float:
+def _check_dollars(value: float | str, place: str) -> None:
     try:
-        dollars = math.inf if value == "+Inf" else float(value)
+        amount = dollars(value)
     except ValueError:
-        dollars = math.nan
-    if math.isnan(dollars) or dollars < 0:
+        amount = math.nan
+    if math.isnan(amount) or amount < 0:
         raise UsageFault(f"{place}: {value!r} is not an amount; use dollars of at least 0, or +Inf")
-    return dollars
 
 
 def _int32(value: int, place: str) -> int:

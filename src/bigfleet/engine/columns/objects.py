@@ -128,11 +128,11 @@ _ABSENT: Final[Mapping[str, object]] = {
 
 
 def example_of(vocabulary: Vocabulary, number: int) -> Machine:
-    """Return a machine of a shape that stands for all of them; only what makes up the shape has a meaning."""
+    """Return a machine that stands for all of a shape: its id is the shape's number, and its state means nothing."""
     shape = vocabulary.shapes[number]
     supply = vocabulary.supplies[vocabulary.supply_of_shape[number]]
     return Machine(
-        id=MachineId(""),
+        id=MachineId(str(number)),
         state=MachineState.SPECULATIVE,
         instance_type=shape.instance_type,
         zone=shape.zone,

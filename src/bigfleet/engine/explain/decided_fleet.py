@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columns.objects import snapshot_of
+from bigfleet.engine.columns.objects import example_of, snapshot_of
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot
 from bigfleet.engine.decision import Options, RowResult
@@ -75,7 +75,7 @@ class DecidedFleet:
         # The vocabulary grows while this is read, so its size is looked at once.
         self._shape_count = len(view.vocabulary.shapes)
         used = np.unique(self.shape[self.state != REMOVED])
-        self._shapes = Shapes(_examples(view, used.tolist()))
+        self._shapes = Shapes(example_of(view.vocabulary, number) for number in used.tolist())
         self._used = used
         self._orders: dict[object, Ints] = {}
 
@@ -271,20 +271,6 @@ class DecidedFleet:
         if known is None:
             known = self._orders[key] = make()
         return known
-
-
-def _examples(view: ColumnSnapshot, shape_numbers: Iterable[int]) -> Iterable[Machine]:
-    """Yield one machine of each shape, as far as matching looks at it."""
-    for number in shape_numbers:
-        shape = view.vocabulary.shapes[number]
-        yield Machine(
-            id=MachineId(str(number)),
-            state=MachineState.IDLE,
-            instance_type=shape.instance_type,
-            zone=shape.zone,
-            labels=dict(shape.labels),
-            resources={name: f"{milli}m" for name, milli in shape.supply},
-        )
 
 
 def first_of_each(rows: Ints, kinds: Ints, counts: Ints) -> Ints:

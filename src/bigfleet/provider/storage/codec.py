@@ -7,7 +7,7 @@ small in memory. A row that does not read back must never be guessed at.
 from collections.abc import Mapping
 from sys import intern
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -68,17 +68,6 @@ class _ReadRow(_Row, frozen=True):
     metadata: msgspec.Raw = msgspec.Raw(b"")  # type: ignore[assignment]
 
 
-class _Shape(NamedTuple):
-    """What a slot offers, apart from where and what it is."""
-
-    resources: Mapping[str, str]
-    allocatable: Mapping[str, str]
-    labels: Mapping[str, str]
-    price_usd_per_hour: float
-    interruption_probability: float
-    fixed: bool
-
-
 class _OperationRow(msgspec.Struct, frozen=True):
     id: str
     kind: Kind
@@ -98,7 +87,7 @@ _INTERNED: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {}
 
 
 #: By their texts in a row; cleared when full.
-_SHAPES: dict[bytes, _Shape] = {}
+_SLOT_FACTS: dict[bytes, Mapping[str, Any]] = {}
 _BINDINGS: dict[bytes, Mapping[str, str]] = {}
 _STATES: Final = {state.value: state for state in MachineState}
 _CAPACITY_TYPES: Final = {kind.value: kind for kind in CapacityType}
@@ -199,8 +188,6 @@ def decode_record(
 ) -> Record:
     """Return the record of a row. Raises msgspec.MsgspecError, ValueError or RecursionError."""
     row = _ROW.decode(text)
-    shape = _shape(bytes(row.slot))
-    resources, allocatable, labels = shape.resources, shape.allocatable, shape.labels
     state, capacity_type = _STATES.get(row.state), _CAPACITY_TYPES.get(row.capacity_type)
     if state is None or capacity_type is None:
         raise ValueError(f"state {row.state} or capacity type {row.capacity_type} does not exist")
@@ -209,12 +196,7 @@ def decode_record(
         instance_type=intern(row.instance_type),
         zone=intern(row.zone),
         capacity_type=capacity_type,
-        resources=resources,
-        allocatable=allocatable,
-        labels=labels,
-        price_usd_per_hour=shape.price_usd_per_hour,
-        interruption_probability=shape.interruption_probability,
-        fixed=shape.fixed,
+        **_slot_facts(bytes(row.slot)),
     )
     machine = Machine(
         id=MachineId(machine_id),
@@ -224,9 +206,9 @@ def decode_record(
         instance_type=slot.instance_type,
         zone=slot.zone,
         capacity_type=capacity_type,
-        resources=resources if row.resources is None else intern_map(row.resources),
-        allocatable=allocatable if row.allocatable is None else intern_map(row.allocatable),
-        labels=labels if row.labels is None else intern_map(row.labels),
+        resources=slot.resources if row.resources is None else intern_map(row.resources),
+        allocatable=slot.allocatable if row.allocatable is None else intern_map(row.allocatable),
+        labels=slot.labels if row.labels is None else intern_map(row.labels),
         price_usd_per_hour=_number(row.price_usd_per_hour),
         interruption_probability=_number(row.interruption_probability),
         last_error=row.last_error,
@@ -255,24 +237,17 @@ def decode_record(
     )
 
 
-def _shape(text: bytes) -> _Shape:
-    """Return what a slot's text says, the same object for equal texts."""
-    known = _SHAPES.get(text)
+def _slot_facts(text: bytes) -> Mapping[str, Any]:
+    """Return what a slot's text says by field of `Slot`, the same object for equal texts."""
+    known = _SLOT_FACTS.get(text)
     if known is not None:
         return known
-    row = _SLOT.decode(text)
-    shape = _Shape(
-        resources=intern_map(row.resources),
-        allocatable=intern_map(row.allocatable),
-        labels=intern_map(row.labels),
-        price_usd_per_hour=_number(row.price_usd_per_hour),
-        interruption_probability=_number(row.interruption_probability),
-        fixed=row.fixed,
-    )
-    if len(_SHAPES) >= _INTERNED_MAX:
-        _SHAPES.clear()
-    _SHAPES[text] = shape
-    return shape
+    said = msgspec.structs.asdict(_SLOT.decode(text))
+    facts = {name: intern_map(value) if isinstance(value, dict) else value for name, value in said.items()}
+    if len(_SLOT_FACTS) >= _INTERNED_MAX:
+        _SLOT_FACTS.clear()
+    _SLOT_FACTS[text] = facts
+    return facts
 
 
 def _metadata(raw: msgspec.Raw) -> Mapping[str, str]:

@@ -32,8 +32,8 @@ def _run(record: ExchangeRecord, course: ExchangeCourse | None) -> shardread_pb2
         end=record.end,
         begun_unix_nanos=record.begun_unix_nanos,
         ended_unix_nanos=record.ended_unix_nanos,
-        goes=[_recorded(kind) for kind in record.goes],
-        comes=[_recorded(kind) for kind in record.comes],
+        goes=[_exchanged(kind, kind.machines) for kind in record.goes],
+        comes=[_exchanged(kind, kind.machines) for kind in record.comes],
         machine_ids=record.goes_ids,
         came_ids=came,
         left=left,
@@ -43,13 +43,16 @@ def _run(record: ExchangeRecord, course: ExchangeCourse | None) -> shardread_pb2
     )
 
 
-def _recorded(kind: RecordedKind) -> shardread_pb2.ExchangedMachines:
+def _exchanged(
+    kind: MachineKind | RecordedKind, machines: int, *, is_idle: bool = False
+) -> shardread_pb2.ExchangedMachines:
     return shardread_pb2.ExchangedMachines(
         instance_type=kind.instance_type,
         zone=kind.zone,
         capacity_type=_CAPACITY_TYPES[kind.capacity_type],
         price_usd_per_hour=kind.price_usd_per_hour,
-        machines=kind.machines,
+        idle=is_idle,
+        machines=machines,
     )
 
 
@@ -73,8 +76,8 @@ def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
     return shardread_pb2.ExchangeView(
         kind=proposal.kind.value,
         gang=proposal.is_gang,
-        goes=_machines(proposal.goes),
-        comes=_machines(proposal.comes),
+        goes=[_exchanged(kind, machines, is_idle=kind.is_idle) for kind, machines in proposal.goes],
+        comes=[_exchanged(kind, machines, is_idle=kind.is_idle) for kind, machines in proposal.comes],
         machine_ids=proposal.machine_ids,
         waves=proposal.waves,
         saving_usd_per_hour=gate.saving_usd_per_hour,
@@ -89,17 +92,3 @@ def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
         waits_for="" if proposal.waits_for is None else proposal.waits_for.value,
         sentences=proposal_sentences(proposal),
     )
-
-
-def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> list[shardread_pb2.ExchangedMachines]:
-    return [
-        shardread_pb2.ExchangedMachines(
-            instance_type=kind.instance_type,
-            zone=kind.zone,
-            capacity_type=_CAPACITY_TYPES[kind.capacity_type],
-            price_usd_per_hour=kind.price_usd_per_hour,
-            idle=kind.is_idle,
-            machines=count,
-        )
-        for kind, count in kinds
-    ]

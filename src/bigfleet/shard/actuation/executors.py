@@ -26,7 +26,6 @@ from bigfleet.model.ids import IdSource, MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
 from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import RowKey
-from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.actuation.action_queue import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE, Actuator
@@ -274,12 +273,7 @@ class Executors:
     async def _configure(
         self, record: ActionRecord, configuring: Machine, profile: Profile, answer: BootstrapResponse
     ) -> ActionOutcome:
-        stamped = replace(
-            configuring,
-            assigned_priority=profile.priority,
-            assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
-            assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
-        )
+        stamped = configuring.assigned(profile)
         ack = await self._configure_call(record, stamped, self._metadata_of(stamped), answer)  # B7
         current = self._inventory.get(stamped.id)
         # B8, also without an answer: the call may have been applied, and reconcile keeps what is stamped here.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columns.objects import example_of
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Options
@@ -72,7 +73,7 @@ def has_other_candidate(
     is_free: Mask = (columns.state == MachineState.IDLE) | (columns.state == MachineState.SPECULATIVE)
     is_free[sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=sold_out))] = False
     is_free[[row for row in (view.rows.get(MachineId(each)) for each in besides) if row is not None]] = False
-    shapes = Shapes(_examples(view, np.unique(columns.shape[is_free]).tolist()))
+    shapes = _shapes(view, np.unique(columns.shape[is_free]))
     return bool(shapes.fit(need.profile, need.min_unit).shapes)
 
 
@@ -127,7 +128,7 @@ class ShapeCounts:
         used = np.flatnonzero(counts.any(axis=0))
         #: Machines by state and used shape.
         self._counts = counts[:, used]
-        self._shapes = Shapes(_examples(view, used.tolist()))
+        self._shapes = _shapes(view, used)
         self._places: dict[Fit, npt.NDArray[np.int64]] = {}
 
     def count(self, need: Need, state: MachineState) -> int:
@@ -139,23 +140,9 @@ class ShapeCounts:
         return int(self._counts[state, places].sum())
 
 
-def _examples(view: ColumnSnapshot, shape_numbers: Iterable[int]) -> list[Machine]:
-    """Return one machine of each shape, as far as matching looks at it."""
-    vocabulary = view.vocabulary
-    examples = []
-    for number in shape_numbers:
-        shape = vocabulary.shapes[number]
-        examples.append(
-            Machine(
-                id=MachineId(str(number)),
-                state=MachineState.IDLE,
-                instance_type=shape.instance_type,
-                zone=shape.zone,
-                labels=dict(shape.labels),
-                resources={name: f"{milli}m" for name, milli in shape.supply},
-            )
-        )
-    return examples
+def _shapes(view: ColumnSnapshot, shape_numbers: npt.NDArray[np.int64]) -> Shapes:
+    """Return some shapes of the view for matching."""
+    return Shapes(example_of(view.vocabulary, number) for number in shape_numbers.tolist())
 
 
 class SoldOutShapes:
@@ -165,7 +152,7 @@ class SoldOutShapes:
         self._shapes: Shapes | None = None
         rows = sold_out_rows(view, options)
         if len(rows):
-            self._shapes = Shapes(_examples(view, np.unique(view.columns.shape[rows]).tolist()))
+            self._shapes = _shapes(view, np.unique(view.columns.shape[rows]))
 
     def could_host(self, need: Need) -> bool:
         """Say whether one of them matches the row and holds its min unit."""

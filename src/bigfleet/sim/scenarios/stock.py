@@ -12,7 +12,6 @@ from bigfleet.model import labels
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.metadata import encode_metadata
-from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.operator.requests import CapacityRequest, CoLocation, LabelSelector, penalty_bucket
@@ -128,10 +127,7 @@ def stamps_of(template: Template | None, shard: str) -> dict[str, str]:
         state=MachineState.CONFIGURED,
         host=HostRef("stamps", "stamps"),
         cluster=ClusterId("stamps"),
-        assigned_priority=profile.priority,
-        assigned_interruption_penalty_dollars=bucket_upper_dollars(profile.interruption_bucket),
-        assigned_reclamation_penalty_dollars=bucket_upper_dollars(profile.reclamation_bucket),
         assigned_need_fingerprint=profile.fingerprint,
         assigned_group=template.group,
     )
-    return encode_metadata(machine) | {labels.ASSIGNED_SHARD: shard}
+    return encode_metadata(machine.assigned(profile)) | {labels.ASSIGNED_SHARD: shard}

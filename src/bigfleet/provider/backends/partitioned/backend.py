@@ -346,18 +346,8 @@ class PartitionedBackend:
             line = self.fleet.lines.get(machine_id[: machine_id.rfind("/") + 1])
             template = lease.slot if line is None else line.template
             slot = replace(lease.slot, price_usd_per_hour=template.price_usd_per_hour, labels=template.labels)
-        return ExistingHost(
-            id=machine_id,
-            instance_type=slot.instance_type,
-            zone=slot.zone,
-            capacity_type=slot.capacity_type,
-            resources=slot.resources,
-            allocatable=slot.allocatable,
-            labels=self._labels(slot, seen.host),
-            price_usd_per_hour=slot.price_usd_per_hour,
-            host_ref=f"{seen.host}/{seen.instance}",
-            node_name=seen.node_name,
-        )
+        slot = replace(slot, id=machine_id, labels=self._labels(slot, seen.host))
+        return ExistingHost.of(slot, host_ref=f"{seen.host}/{seen.instance}", node_name=seen.node_name)
 
     def _stray(self, seen: Standing) -> tuple[str, Slot] | None:
         """Return machine and slot of an instance that has one of our names and no machine in use."""

@@ -7,7 +7,7 @@ host exists per machine id, and none survives a successful delete. Effects must 
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -259,17 +259,12 @@ class SimulatedCloud:
         slot = offer.slot
         assert entry.host is None, f"{slot.id} has a host already"
         entry.host = host
-        entry.made = Made(
-            instance_type=slot.instance_type,
-            zone=slot.zone,
-            capacity_type=slot.capacity_type.value,
-            resources=dict(slot.resources),
-            allocatable=dict(slot.allocatable),
-            labels=dict(slot.labels),
+        priced = replace(
+            slot,
             price_usd_per_hour=self.economy.price_usd_per_hour(offer, now_unix_nanos),
             interruption_probability=self.economy.probability(offer),
-            fixed=slot.fixed,
         )
+        entry.made = msgspec.convert(priced, Made, from_attributes=True)
 
     def made(self, machine_id: str) -> Slot | None:
         """Return what the machine's latest host was made as."""

@@ -60,7 +60,11 @@ class SimulatedOffer:
     @property
     def market(self) -> Market:
         """What prices, probabilities and stockouts are shared by."""
-        return (self.slot.instance_type, self.slot.zone, self.slot.capacity_type)
+        return _market(self.slot)
+
+
+def _market(slot: Slot) -> Market:
+    return slot.instance_type, slot.zone, slot.capacity_type
 
 
 def pool_name(market: Market) -> str:
@@ -101,8 +105,8 @@ def build_fleet(world: CloudWorld, catalogue: Mapping[str, InstanceType], provid
         fault = facts_fault(_with_any_price(shape.offer(0, provider, "rack")))
         if fault is not None:
             raise WorldFault(f"{place}: {fault.text}")
+        market = _market(shape.template)
         for _ in range(pool.count):
-            market = (pool.instance_type, pool.zone, shape.capacity_type)
             offers.append(shape.offer(numbers[market], provider, racks.next_rack(pool.zone, pool.instance_type)))
             numbers[market] += 1
     _check_planned(world, offers)
@@ -172,13 +176,11 @@ class _Racks:
         return f"{zone}-{family}-rack-{number}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _PoolShape:
     pool: Pool
-    capacity_type: CapacityType
-    resources: Mapping[str, str]
-    allocatable: Mapping[str, str]
-    labels: Mapping[str, str]
+    #: A slot without id and rack.
+    template: Slot
     on_demand_usd_per_hour: float | None
 
     @classmethod
@@ -200,36 +202,31 @@ class _PoolShape:
             **(known.labels if known else {}),
             **pool.labels,
         }
-        return cls(
-            pool=pool,
+        template = Slot(
+            id="",
+            instance_type=pool.instance_type,
+            zone=pool.zone,
             capacity_type=capacity_type,
             resources=intern_map(pool.resources or allocatable),
             allocatable=intern_map(allocatable),
             labels=MappingProxyType(labels),
-            on_demand_usd_per_hour=known.on_demand_usd_per_hour if known else None,
+            price_usd_per_hour=pool.price_per_hour or 0.0,
+            interruption_probability=pool.interruption_probability or 0.0,
+            fixed=capacity_type is CapacityType.BARE_METAL if pool.fixed is None else pool.fixed,
         )
+        return cls(pool, template, known.on_demand_usd_per_hour if known else None)
 
     def offer(self, number: int, provider: str, rack: str) -> SimulatedOffer:
         """Return one machine of the pool."""
-        pool = self.pool
-        kind = capacity_word(self.capacity_type)
-        is_bare_metal = self.capacity_type is CapacityType.BARE_METAL
-        slot = Slot(
-            id=f"{provider}/{kind}/{pool.instance_type}/{pool.zone}/{number:03d}",
-            instance_type=pool.instance_type,
-            zone=pool.zone,
-            capacity_type=self.capacity_type,
-            resources=self.resources,
-            allocatable=self.allocatable,
-            labels=intern_map({keys.RACK: rack, **self.labels}),
-            price_usd_per_hour=pool.price_per_hour or 0.0,
-            interruption_probability=pool.interruption_probability or 0.0,
-            fixed=is_bare_metal if pool.fixed is None else pool.fixed,
-        )
+        pool, template = self.pool, self.template
         return SimulatedOffer(
-            slot=slot,
+            slot=replace(
+                template,
+                id=f"{provider}/{pool_name(_market(template))}/{number:03d}",
+                labels=intern_map({keys.RACK: rack, **template.labels}),
+            ),
             own_price_usd_per_hour=pool.price_per_hour,
             own_probability=pool.interruption_probability,
             on_demand_usd_per_hour=self.on_demand_usd_per_hour,
-            is_idle_at_start=self.capacity_type in _IDLE_AT_START,
+            is_idle_at_start=template.capacity_type in _IDLE_AT_START,
         )

@@ -231,7 +231,7 @@ class ShardSite:
 
     def _died(self, shard: WatchedShard) -> None:
         called = self._observations.memory(shard).called
-        self._on_event(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
+        self._on_event(Died(shard, frozenset(map(str, shard.ledger.in_flight())) | called))
         self._observations.moves.busy.discard(self.name)
 
     def _called(self, shard: WatchedShard, call: ObservedCall, answer: str) -> None:

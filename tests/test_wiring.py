@@ -103,7 +103,7 @@ def late_callbacks(tree: ast.Module) -> list[str]:
 
     def look(node: ast.AST, functions_here: set[str]) -> None:
         if isinstance(node, ast.ClassDef):
-            functions_here = functions_here | {f"self.{each.name}" for each in node.body if _is_method(each)}
+            functions_here = functions_here | _methods(node)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)}
             functions_here = (functions_here - arguments) | _functions_within(node.body)
@@ -120,10 +120,14 @@ def late_callbacks(tree: ast.Module) -> list[str]:
     return found
 
 
-def _is_method(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not any(
-        "property" in ast.unparse(each) for each in node.decorator_list
-    )
+def _methods(class_: ast.ClassDef) -> set[str]:
+    """Return the methods of a class as its own code names them; a property is none."""
+    return {
+        f"self.{each.name}"
+        for each in class_.body
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not any("property" in ast.unparse(decorator) for decorator in each.decorator_list)
+    }
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:

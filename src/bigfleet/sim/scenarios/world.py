@@ -27,6 +27,7 @@ from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
+from bigfleet.sim.kernel.network import Connection
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import seeded
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -85,6 +86,17 @@ class ShardProcess:
     def id(self) -> str:
         """Of this process alone."""
         return self.process.name
+
+
+class _NewestProcess(ShardPlace):
+    """The newest process of a shard; no other one serves sessions."""
+
+    async def serve(self, connection: Connection[bytes, bytes]) -> None:
+        """Serve one session's stream, unless it was opened to an older process."""
+        if connection.server is not self.process:
+            connection.break_off("another process of the shard serves sessions now")
+            return
+        await super().serve(connection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +158,7 @@ class ClosedWorld:
         self.templates: dict[tuple[str, int], Template] = {}
         for workload in scenario.workloads:
             self.templates |= templates_of(workload)
-        self._places = {name: ShardPlace(name) for name in self.homes}
+        self._places = {name: _NewestProcess(name) for name in self.homes}
         self._operator_processes = {name: Process(f"operator-{name}") for name in scenario.clusters}
         self.operators = {name: self._operator(name) for name in scenario.clusters}
         self.substrate = self._substrate(takes)

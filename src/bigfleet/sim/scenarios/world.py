@@ -37,7 +37,7 @@ from bigfleet.sim.scenarios.coordinator import REPORT_SECONDS, Coordinator
 from bigfleet.sim.scenarios.scenario_file import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.scenarios.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.scenarios.substrate import ScenarioSubstrate
-from bigfleet.sim.sites.places import ProviderPlace, ShardPlace, even_network
+from bigfleet.sim.sites.places import ReachableProvider, ReachableShard, even_network
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 from bigfleet.sim.sites.shard_process import make_simulated_shard
 
@@ -88,7 +88,7 @@ class ShardProcess:
         return self.process.name
 
 
-class _NewestProcess(ShardPlace):
+class _NewestProcess(ReachableShard):
     """The newest process of a shard; no other one serves sessions."""
 
     async def serve(self, connection: Connection[bytes, bytes]) -> None:
@@ -169,7 +169,7 @@ class ClosedWorld:
             # A machine that failed stays so, for its expectation to see.
             options=CoreOptions(is_inline=True, failed_hold_seconds=0),
         )
-        self._provider = ProviderPlace("provider", self.core)
+        self._provider = ReachableProvider("provider", self.core)
         self.settings = ShardSettings(
             cycle_interval_seconds=scenario.cycle_seconds,
             reclaim_cap_fraction=scenario.reclaim_cap,

@@ -27,7 +27,7 @@ def even_network(clock: Clock, rng: Rng) -> Network:
     return network
 
 
-class ProviderPlace:
+class ReachableProvider:
     """Where shards reach a provider; implements `bigfleet.sim.sites.remote_provider.ProviderHost`."""
 
     def __init__(self, name: str, core: CapacityCore | None = None) -> None:
@@ -46,7 +46,7 @@ class ProviderPlace:
         return await list_bytes(self.serving(), since)
 
 
-class ShardPlace:
+class ReachableShard:
     """Where operators reach a shard; implements `bigfleet.sim.sites.session_dialer.SessionHost`."""
 
     def __init__(self, name: str) -> None:

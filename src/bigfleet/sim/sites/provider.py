@@ -29,7 +29,7 @@ from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.places import ProviderPlace
+from bigfleet.sim.sites.places import ReachableProvider
 from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
@@ -37,7 +37,7 @@ PROVIDER = "provider"
 _STORED_MAX = 6
 
 
-class ProviderSite(ProviderPlace):
+class ProviderSite(ReachableProvider):
     """One provider's disks and its process of the moment."""
 
     def __init__(

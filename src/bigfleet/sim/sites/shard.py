@@ -40,7 +40,7 @@ from bigfleet.sim.observations import (
 from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
-from bigfleet.sim.sites.places import ShardPlace
+from bigfleet.sim.sites.places import ReachableShard
 from bigfleet.sim.sites.provider import ProviderSite
 from bigfleet.sim.sites.shard_process import make_simulated_shard
 from bigfleet.sim.sites.stores import DurableAudit
@@ -127,7 +127,7 @@ class WatchedShard(ObservedShard):
         return any(math.isinf(hold.until_seconds) for hold in self.machine_backoff._holds.values())
 
 
-class ShardSite(ShardPlace):
+class ShardSite(ReachableShard):
     """One shard's disk and its processes: normally one, two while a zombie is about."""
 
     def __init__(

@@ -32,7 +32,7 @@ from bigfleet.sim.kernel.streams import seeded
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.pods.evictions import Cause, Eviction
 from bigfleet.sim.scenarios.cluster_agent import ClusterOperator
-from bigfleet.sim.scenarios.places import ScenarioShard, even_network
+from bigfleet.sim.sites.places import ReachableShard, even_network
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
 
 MINUTE: Final = 60.0
@@ -86,7 +86,7 @@ class Week:
         self._minute = 0
         self._process = Process("shard-0/1")
         network = even_network(self._clock, seeded(f"{seed}/network"))
-        place = ScenarioShard("shard-0", lambda: (self._process, self.shard))
+        place = ReachableShard("shard-0")
         self.operators: dict[str, WeekOperator] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._operator_processes = {name: Process(f"operator-{name}") for name in paths.clusters}
@@ -111,6 +111,7 @@ class Week:
             registry=CollectorRegistry(),
             exchange_store=self.store,
         )
+        place.process, place.shard = self._process, self.shard
         self.proposals = ExchangeProposals(
             shard=self.shard, mode=mode, clock=self._clock, compute=compute_inline, workers=None
         )

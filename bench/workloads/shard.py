@@ -144,7 +144,7 @@ class KnownFleet:
 
     def reconcile(self) -> ReconcileResult:
         """Let the shard read its provider once."""
-        return self._runner.run(self.shard.reconciler.run(self.shard.actuator))
+        return self._runner.run(self.shard.reconciler.run())
 
     @property
     def written(self) -> int:

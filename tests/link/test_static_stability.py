@@ -109,7 +109,7 @@ class Twin:
         shard = self.world.shard
         actions = [
             (each.action, each.decided_cycle, each.decided_unix_nanos, each.executed_cycle, each.outcome_label)
-            for each in shard.actuator.history
+            for each in shard.ledger.history
         ]
         return actions, {each.id: each for each in shard.inventory}, shard.cycle, shard.report(), shard.is_ready
 
@@ -169,7 +169,7 @@ def test_a_shard_whose_coordinator_is_gone_decides_as_one_that_has_none(
                     await asyncio.gather(*running)
             assert orphan.world.metric("reports_total", outcome="ok") == min(answers, coordinators.asked)
             if course is BUSY:
-                kinds = {each.action.kind.label for each in orphan.world.shard.actuator.history}
+                kinds = {each.action.kind.label for each in orphan.world.shard.ledger.history}
                 assert kinds == {"Bootstrap", "Preempt", "Reclaim"}
         return coordinators.asked
 

@@ -335,7 +335,7 @@ async def slow_shard(live: LiveShard) -> SlowCompute:
     """Let one cycle finish, then make the shard's work slow."""
     live.world.provider.add(machine("m1", S.IDLE))
     await live.world.cycle()
-    live.shard._compute = slow = SlowCompute()
+    live.shard.compute = slow = SlowCompute()
     return slow
 
 

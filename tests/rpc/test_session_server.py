@@ -463,7 +463,7 @@ async def test_an_error_answer_puts_the_machine_back(live: LiveShard) -> None:
     await peer.say(bootstrap_response=answer)
     await cycle
 
-    record = live.shard.actuator.history[0]
+    record = live.shard.ledger.history[0]
     assert (record.outcome_label, record.message) == ("blob_error", "no template for arm64")
     assert live.world.state("m1") is S.IDLE
 

@@ -157,7 +157,7 @@ async def test_a_machine_whose_pods_fit_nowhere_else_stays_configured() -> None:
     assert "m1" not in world.provider.grace_seconds
     assert world.machine("m1") == before
     assert operator.states("m1")[-2:] == [S.DRAINING, S.CONFIGURED]
-    (record,) = [one for one in world.shard.actuator.history if one.action.kind is ActionKind.RECLAIM]
+    (record,) = [one for one in world.shard.ledger.history if one.action.kind is ActionKind.RECLAIM]
     assert record.outcome is ActionOutcome.WOULD_NOT_FIT
     assert record.message.startswith("the operator answered WOULD_NOT_FIT")
     assert world.metric("drain_results_total", outcome="would_not_fit") == 1

@@ -133,19 +133,19 @@ class Story:
             provider.settle()
             await self.world.shard._clock.sleep(700)
         for _ in range(2):
-            await self.world.shard.reconciler.run(self.world.shard.actuator)
+            await self.world.shard.reconciler.run()
 
     def check_nothing_leaked(self) -> None:
         """The ledger holds all and only actions under way; outside a cycle's work there are none."""
         shard = self.world.shard
-        assert shard.actuator._ledger == {}
+        assert shard.ledger._pending == {}
         assert not shard.actuator._queue
-        assert not shard.actuator._in_slot
-        assert shard.actuator._slots._value == 2
+        assert not shard.actuator._slots.held
+        assert shard.actuator._slots._slots._value == 2
         assert (shard.sessions._bootstraps, shard.sessions._drains) == ({}, {})
         assert shard.executors._drain_waits == {}
         assert shard.demand_backoff._probing == set()
-        assert all(record.outcome is not None for record in shard.actuator.history)
+        assert all(record.outcome is not None for record in shard.ledger.history)
         for kind in ("blob", "drain"):
             assert self.world.metric("execute_waiting", **{"for": kind}) == 0
 

@@ -333,7 +333,7 @@ def assert_converged(world: World, provider: FarProvider, flow: Flow) -> None:
         wanted = flow.demand[cluster][0].fingerprint if cluster else ""
         assert world.machine(machine_id).assigned_need_fingerprint == wanted
     shard = world.shard
-    assert (shard.actuator.in_flight(), set(shard.executors.draining())) == (frozenset(), set())
+    assert (shard.ledger.in_flight(), set(shard.executors.draining())) == (frozenset(), set())
     assert (shard.stuck.stuck(), len(shard.machine_backoff), world.metric("fenced_total")) == (frozenset(), 0, 0)
 
 

@@ -42,8 +42,8 @@ def _swapped_rows(shard: Shard) -> None:
 
 
 def _other_record(shard: Shard) -> None:
-    shard.actuator._ledger[NOBODY] = next(iter(shard.actuator.history))
-    shard.actuator._touched.add(NOBODY)
+    shard.ledger._pending[NOBODY] = next(iter(shard.ledger.history))
+    shard.ledger._touched.add(NOBODY)
 
 
 def _two_frames_of_a_key(shard: Shard) -> None:
@@ -68,7 +68,7 @@ PLANTED: dict[str, tuple[Callable[[Shard], object], str]] = {
         lambda shard: shard.inventory._store._waiting.update({M0: (5, 0, 0, 0, 0, 0.0)}), "waits for one"
     ),
     "an action of another machine": (_other_record, "another's record"),
-    "a slot without an action": (lambda shard: shard.actuator._in_slot.add(NOBODY), "without an action"),
+    "a slot without an action": (lambda shard: shard.actuator._slots._held.add(NOBODY), "without an action"),
     "a key without a frame": (_two_frames_of_a_key, "a key without a frame"),
     "an overdue machine that is not missing": (
         lambda shard: shard.publisher.joins._overdue.update({"c1": {NOBODY: None}}), "is not missing"

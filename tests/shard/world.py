@@ -116,7 +116,7 @@ def note_pending(shard: Shard, machine_id: str) -> None:
     """Let a shard believe that an action of the machine runs, until its ledger is emptied."""
     known = MachineId(machine_id)
     action = Action(kind=ActionKind.DELETE, machine_id=known, cluster=ClusterId(""), reason="phase3.release")
-    shard.actuator._ledger[known] = shard.actuator.record(action, cycle=0)
+    shard.ledger._pending[known] = shard.ledger.record(action, cycle=0)
 
 
 @dataclass
@@ -448,7 +448,7 @@ class World:
         """Return (kind, machine, outcome) of every action so far, oldest first."""
         return [
             (record.action.kind.label, record.action.machine_id, record.outcome_label)
-            for record in self.shard.actuator.history
+            for record in self.shard.ledger.history
         ]
 
     def metric(self, name: str, **labels: str) -> float:

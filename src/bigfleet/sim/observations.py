@@ -365,7 +365,7 @@ def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:
 def new_actions(shard: ObservedShard, memory: ShardMemory) -> list[ActionRecord]:
     """Return the actions that the shard noted since the last look, oldest first."""
     fresh: list[ActionRecord] = []
-    for record in reversed(shard.actuator.history):
+    for record in reversed(shard.ledger.history):
         if record.action_id == memory.last_action_id:
             break
         fresh.append(record)

@@ -132,9 +132,9 @@ async def test_a_machine_that_moved_on_is_left_alone(kind: ActionKind, state: Ma
         reason="test",
         profile=need("c1", "4").profile,
     )
-    record = world.shard.actuator.record(action, 1)
+    record = world.shard.ledger.record(action, 1)
 
-    assert (await world.shard.executors.execute(record, world.shard.actuator)).value == outcome
+    assert (await world.shard.executors.execute(record)).value == outcome
     assert provider.calls == []
 
 
@@ -161,8 +161,8 @@ async def test_a_machine_that_is_made_at_once_goes_on_as_a_bootstrap(
     await world.cycle()
 
     assert world.outcomes() == outcomes
-    assert len({record.action_id for record in world.shard.actuator.history}) == len(outcomes)
-    assert not world.shard.actuator.is_pending("s1")
+    assert len({record.action_id for record in world.shard.ledger.history}) == len(outcomes)
+    assert not world.shard.ledger.is_pending("s1")
     assert world.metric("execute_inflight") == 0
     for kind, _machine, outcome in outcomes:
         assert world.metric("actions_total", kind=kind) == 1

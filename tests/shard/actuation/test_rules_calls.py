@@ -74,7 +74,7 @@ async def test_each_refusal_of_each_call(call: str, refusal: RefusalKind, synchr
         outcome = "configure_error"
 
     assert world.outcomes() == [(kind, "m1", outcome)]
-    assert not world.shard.actuator.is_pending("m1")
+    assert not world.shard.ledger.is_pending("m1")
     known = world.shard.inventory.get("m1")
     if refusal is RefusalKind.NOT_FOUND:
         assert known is None
@@ -146,7 +146,7 @@ async def test_a_call_that_is_not_answered_is_given_up(call: str) -> None:
     _source, transitional, kind = CALLS[call]
 
     assert (world.outcomes(), world.state("m1")) == ([(kind, "m1", "unknown_outcome")], transitional)
-    assert world.shard.actuator.history[-1].message == f"{call}: no answer within 30 s"
+    assert world.shard.ledger.history[-1].message == f"{call}: no answer within 30 s"
     assert world.shard._clock.monotonic_seconds() == 30 + (600 if call == "delete" else 0)
 
 

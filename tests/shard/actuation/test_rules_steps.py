@@ -66,7 +66,7 @@ async def test_of_two_actions_of_one_machine_the_first_is_queued() -> None:
     counts = world.shard.actuator.enqueue((action(ActionKind.PREEMPT), action(ActionKind.RECLAIM)), 1)
 
     assert (counts.enqueued, counts.deduped) == (1, 1)
-    pending = world.shard.actuator.pending("m1")
+    pending = world.shard.ledger.pending("m1")
     assert pending is not None
     assert pending.action.kind is ActionKind.PREEMPT
 
@@ -102,7 +102,7 @@ async def test_an_action_is_told_apart_by_id_cycle_and_time() -> None:
     world.connect("c1").report(need("c1", "8"))
     await world.shard._clock.sleep(3)
     await world.step()
-    one, two = world.shard.actuator.history
+    one, two = world.shard.ledger.history
     assert (one.decided_cycle, one.executed_cycle, one.decided_unix_nanos) == (2, 0, world.shard._clock.unix_nanos())
     assert one.action_id != two.action_id
 
@@ -186,9 +186,9 @@ async def test_a_bootstrap_of_a_configured_machine(cluster: str, same_row: bool,
     world = World(provider)
     world.connect("c1")
     await world.step()
-    record = world.shard.actuator.record(action(ActionKind.BOOTSTRAP), 1)
+    record = world.shard.ledger.record(action(ActionKind.BOOTSTRAP), 1)
 
-    assert (await world.shard.executors.execute(record, world.shard.actuator)).value == outcome
+    assert (await world.shard.executors.execute(record)).value == outcome
     assert (provider.calls, world.state("m1")) == ([], S.CONFIGURED)
 
 
@@ -209,7 +209,7 @@ async def test_a_machine_counts_for_its_row_while_its_blob_is_awaited() -> None:
         assert (waiting.state, waiting.cluster) == (S.CONFIGURING, "c1")
         assert (waiting.assigned_need_fingerprint, waiting.assigned_group) == (row.fingerprint, "g")
         assert operator.states("m1") == [S.CONFIGURING]
-        assert (len(world.shard.actuator.history), world.state("m2")) == (1, S.IDLE)
+        assert (len(world.shard.ledger.history), world.state("m2")) == (1, S.IDLE)
 
 
 @pytest.mark.rule("shard 9.2/8")
@@ -245,7 +245,7 @@ async def test_a_blob_that_expired_is_asked_for_once_more(ttl_seconds: int, wait
     operator.answer = None
     operator.report(need("c1", "4"))
     await world.step()
-    slots = world.shard.actuator._slots
+    slots = world.shard.executors.slots
     async with working(world):
         for number in range(waits):
             await world.shard._clock.sleep(1)
@@ -258,7 +258,7 @@ async def test_a_blob_that_expired_is_asked_for_once_more(ttl_seconds: int, wait
             world.shard.sessions.receive_bootstrap_response(operator.session, answer)
             await world.shard._clock.sleep(6)
             operator.answer = None if number + 1 < waits else _fresh(ttl_seconds)
-            slots.release()
+            slots.give_back()
         await world.shard._clock.sleep(1)
 
         assert world.outcomes() == [("Bootstrap", "m1", outcome)]
@@ -315,9 +315,9 @@ async def test_a_binding_carries_its_stamps_however_it_is_finished(synchronous: 
 async def test_a_machine_that_serves_another_cluster_by_now_is_not_drained(kind: ActionKind) -> None:
     """D1: it was decided about another binding."""
     world = await world_of(machine("m1", S.CONFIGURED, cluster="c2"))
-    record = world.shard.actuator.record(action(kind, grace_seconds=600), 1)
+    record = world.shard.ledger.record(action(kind, grace_seconds=600), 1)
 
-    assert (await world.shard.executors.execute(record, world.shard.actuator)).value == "stale"
+    assert (await world.shard.executors.execute(record)).value == "stale"
     assert (world.provider.calls, world.state("m1")) == ([], S.CONFIGURED)
 
 
@@ -361,7 +361,7 @@ async def test_an_instruction_names_machine_provider_id_node_grace_and_reason() 
         (("m2",), ("test://host-m2",), ("n2",)),
     ]
     assert {(each.grace_seconds, each.preemptor_priority, each.reason) for each in told} == {(600, 0, "reclaim")}
-    assert [each.instruction_id for each in told] == [each.action_id for each in world.shard.actuator.history]
+    assert [each.instruction_id for each in told] == [each.action_id for each in world.shard.ledger.history]
 
 
 @pytest.mark.rule("shard 9.3/10")
@@ -406,8 +406,8 @@ async def test_a_drain_without_a_session_is_warned_of() -> None:
 async def test_only_what_can_be_had_again_is_deleted(kind: CapacityType) -> None:
     """L1: on-demand and spot; anything else is never called for, whoever asks."""
     world = await world_of(machine("m1", S.IDLE, capacity_type=kind), synchronous=True)
-    record = world.shard.actuator.record(action(ActionKind.DELETE, cluster=""), 1)
-    outcome = await world.shard.executors.execute(record, world.shard.actuator)
+    record = world.shard.ledger.record(action(ActionKind.DELETE, cluster=""), 1)
+    outcome = await world.shard.executors.execute(record)
 
     deleted = kind in (CapacityType.ON_DEMAND, CapacityType.SPOT)
     assert (outcome.value, len(world.provider.calls)) == (("success", 1) if deleted else ("stale", 0))

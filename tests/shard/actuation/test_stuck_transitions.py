@@ -213,7 +213,7 @@ async def test_each_refusal_of_a_redrive(
 
     outcome = "configure_error" if (call, outcome) == ("configure", "provider_error") else outcome
     assert [told for each, _machine, told in world.outcomes()].count(outcome) == 1
-    assert world.shard.actuator.history[-1].kind_label == "Redrive"
+    assert world.shard.ledger.history[-1].kind_label == "Redrive"
     known = world.shard.inventory.get("m1")
     is_held = world.shard.machine_backoff.is_held("m1")
     stuck = world.shard.stuck.is_stuck(MachineId("m1"))

@@ -124,7 +124,7 @@ async def test_each_action_that_is_kept_from_being_carried_out_is_recorded(
 
     assert {record["outcome"] for record in log.records} == {outcome}
     assert [record["machine"] for record in log.records] == [f"m{number:03d}" for number in range(450)]
-    assert (len(world.shard.actuator.history), provider.calls) == (2, [])
+    assert (len(world.shard.ledger.history), provider.calls) == (2, [])
     assert check([("log", log.lines)]).findings == ()
 
 
@@ -137,7 +137,7 @@ async def test_texts_from_outside_are_bounded_and_always_writable() -> None:
     world.provider.add(machine("m1", S.IDLE))
     world.connect("c1").report(need("c1", "4"))
     await world.step()
-    record = world.shard.actuator.history[0]
+    record = world.shard.ledger.history[0]
     record.message = "\ud800" + "x" * 5000
     world.shard.audit.note(record)
 

@@ -325,14 +325,14 @@ async def test_an_error_in_a_cycle_is_counted_and_the_loop_lives() -> None:
     """Nothing of that cycle is enqueued; the next one decides afresh."""
     world = World(idle_fleet(1))
     world.connect("c1").report(need("c1", "4"))
-    compute, failures = world.shard._compute, [KeyError("a defect"), ZeroDivisionError("another")]
+    compute, failures = world.shard.compute, [KeyError("a defect"), ZeroDivisionError("another")]
 
     async def flawed(work: Callable[[], T]) -> T:
         if failures:
             raise failures.pop()
         return await compute(work)
 
-    world.shard._compute = flawed
+    world.shard.compute = flawed
     async with running(world) as starts:
         await world.shard._clock.sleep(5)
         assert (world.metric("cycle_failures_total"), world.outcomes()) == (1, [])
@@ -396,7 +396,7 @@ async def test_a_full_queue_drops_and_the_next_cycle_derives_again() -> None:
     world.connect("c1").report(need("c1", "24"))
     report = await world.step()
     assert (report.enqueued, world.metric("actions_dropped_total")) == (2, 4)
-    assert [f"m0{n}" for n in range(6) if world.shard.actuator.is_pending(f"m0{n}")] == ["m00", "m01"]
+    assert [f"m0{n}" for n in range(6) if world.shard.ledger.is_pending(f"m0{n}")] == ["m00", "m01"]
 
     await world.shard.actuator.run_inline()
     await world.settle(4)
@@ -419,7 +419,7 @@ async def test_an_action_that_no_longer_applies_is_not_carried_out() -> None:
     world = World(idle_fleet(1))
     world.connect("c1").report(need("c1", "4"))
     await world.step()
-    record = world.shard.actuator.history[0]
+    record = world.shard.ledger.history[0]
     world.shard.ingest.fail(world.machine("m00"), "something happened")
     await world.shard.actuator.run_inline()
 

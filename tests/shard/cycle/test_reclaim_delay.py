@@ -106,14 +106,14 @@ async def test_preemption_and_unjoined_machines_are_not_delayed() -> None:
     world = World(provider, reclaim_after_seconds=AFTER_SECONDS)
     world.connect("c1").report(need("c1", "4", priority=1_000_000))
     await world.step()
-    assert [(r.action.kind.label, r.action.machine_id) for r in world.shard.actuator.history] == [("Preempt", "low")]
+    assert [(r.action.kind.label, r.action.machine_id) for r in world.shard.ledger.history] == [("Preempt", "low")]
 
     settings = ShardSettings(join_gate=JoinGate.ENFORCE, join_deadline_seconds=30)
     world = world_of(1, settings=settings)
     world.connect("c1", "node-status", "drain-result").report()
     found = await cycles(world, 12)
     assert sum(found) == 1
-    assert world.shard.actuator.history[0].action.reason == "phase3.unjoined"
+    assert world.shard.ledger.history[0].action.reason == "phase3.unjoined"
 
 
 @pytest.mark.rule("shard 6/14")

@@ -107,6 +107,7 @@ class HandoverShard:
             settings=self.settings,
             inventory=shard.inventory,
             ingest=shard.ingest,
+            ledger=shard.ledger,
             actuator=shard.actuator,
             provider=self.provider,
             tokens=shard.tokens,
@@ -129,7 +130,7 @@ class HandoverShard:
 
     async def read(self) -> None:
         """Reconcile once, deciding nothing."""
-        await self.world.shard.reconciler.run(self.world.shard.actuator)
+        await self.world.shard.reconciler.run()
         self.has_read = True
 
     def _widen(self) -> None:

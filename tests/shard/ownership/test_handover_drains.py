@@ -43,7 +43,7 @@ async def test_both_gates_of_a_drain_are_strict(make: Any) -> None:
     done = await shard.handover.carry_out(instruction(drain(9, priority=700_000)))
 
     assert done.machine_ids == ("cheap", "middling")
-    actions = {each.action.machine_id: each.action for each in shard.world.shard.actuator.history}
+    actions = {each.action.machine_id: each.action for each in shard.world.shard.ledger.history}
     assert {name: action.grace_seconds for name, action in actions.items()} == {"cheap": 30, "middling": 600}
     assert all(action.reason == "coordinator.1-1" for action in actions.values())
     assert set(shard.file.reservations) == {"cheap", "middling"}

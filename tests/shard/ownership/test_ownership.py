@@ -147,7 +147,7 @@ async def test_a_machine_that_was_given_up_is_not_touched_though_it_was_decided_
     await shard.world.cycle()
     shard.world.connect("web").report(need("web", "8"))
     await shard.world.step()
-    queued = {record.action.machine_id for record in shard.world.shard.actuator.history}
+    queued = {record.action.machine_id for record in shard.world.shard.ledger.history}
     assert queued == {"a", "b"}
     with pytest.raises(MayYetSucceed, match="has an action under way"):
         await told(shard, release("a"))

@@ -117,7 +117,7 @@ async def reconcile(world: World, content: bytes, *, is_in_parts: bool) -> objec
     listing = await read_listing(content, LoopClock())
     world.provider.listings.append(listing if is_in_parts else replace(listing, parts=None))
     with structlog.testing.capture_logs() as logged:
-        result = await world.shard.reconciler.run(world.shard.actuator)
+        result = await world.shard.reconciler.run()
     world.shard.inventory.validate()
     for _ in range(8):
         await asyncio.sleep(0)

@@ -210,7 +210,7 @@ async def test_a_free_machine_whose_last_action_ended_goes_though_its_record_say
     await shown(shard, *idle("m"))
     assert shard.holds() == ["m"]
 
-    shard.world.shard.actuator._ledger.clear()
+    shard.world.shard.ledger._pending.clear()
     await shown(shard, *idle("m"))
 
     assert shard.holds() == []

@@ -271,7 +271,7 @@ async def test_a_removal_told_while_its_machine_is_in_flight_is_not_lost() -> No
     await world.cycle()
     assert "m1" in world.shard.inventory
 
-    del world.shard.actuator._ledger[MachineId("m1")]
+    del world.shard.ledger._pending[MachineId("m1")]
     await world.cycle()
     await world.cycle()
     assert "m1" not in world.shard.inventory

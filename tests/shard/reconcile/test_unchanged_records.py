@@ -66,7 +66,7 @@ def listing_of(shown: Sequence[Machine], *, broken: int | None = None) -> tuple[
 async def reconcile(world: World, listing: Listing) -> None:
     """Let the shard read one answer."""
     world.provider.listings.append(listing)
-    await world.shard.reconciler.run(world.shard.actuator)
+    await world.shard.reconciler.run()
 
 
 def account(world: World) -> object:
@@ -205,10 +205,10 @@ async def test_a_machine_that_moves_while_its_list_is_read_is_judged_by_its_reco
     world, shown = World(), fleet(3)
     await reconcile(world, listing_of(shown)[0])
     listing, counted = listing_of(shown)
-    actuator = world.shard.actuator
+    ledger = world.shard.ledger
 
     async def drive() -> None:
-        actuator._touched.add(MachineId("m001"))
+        ledger._touched.add(MachineId("m001"))
         world.shard.ingest.drive(replace(shown[1], state=S.CONFIGURING, cluster=ClusterId("c1")))
 
     world.provider.during_list = drive

@@ -166,7 +166,7 @@ async def test_enforce_replaces_the_machine_and_reclaims_it() -> None:
     await later(world, DEADLINE_SECONDS + 1)
     actions = {
         (record.action.kind.label, record.action.machine_id, record.action.reason)
-        for record in world.shard.actuator.history
+        for record in world.shard.ledger.history
     }
 
     assert actions == {("Bootstrap", "idle0", "phase1.idle"), ("Reclaim", "m0", "phase3.unjoined")}

@@ -147,7 +147,7 @@ async def test_a_session_that_reads_nothing_ends_when_an_instruction_finds_no_ro
     operator = world.connect("c1")
     await world.shard._clock.sleep(60)
     assert len(instructions(operator)) == 4
-    assert [record.message for record in world.shard.actuator.history] == ["DRAINED"] * 4 + [
+    assert [record.message for record in world.shard.ledger.history] == ["DRAINED"] * 4 + [
         "the session of its cluster has ended; the reclaim waits for the next one"
     ] * 4
     await end(workers)

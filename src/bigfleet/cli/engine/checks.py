@@ -27,7 +27,7 @@ from bigfleet.cli.engine.registry import Decide
 from bigfleet.engine.decision import Decision, ParkingKey, RowResult, Weights
 from bigfleet.engine.folding import fold
 from bigfleet.engine.parking import next_ages, stamp_parked
-from bigfleet.engine.reference.domains import DomainOffer, rank_domains
+from bigfleet.engine.reference.gang_domains import DomainOffer, rank_domains
 from bigfleet.engine.reference.pool import CandidatePool
 from bigfleet.engine.reference.preempt import grace_seconds, score_terms
 from bigfleet.engine.shortfalls import Ledger, record, report

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from bigfleet.engine.columnar.arrays import FREE, NO_DOMAIN, BoundMachines, FleetArrays, Gangs, Rows, Work
-from bigfleet.engine.reference.domains import DomainOffer, rank_domains
+from bigfleet.engine.reference.gang_domains import DomainOffer, rank_domains
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
 

@@ -45,7 +45,7 @@ from bigfleet.engine.explain.rejections import ref
 from bigfleet.engine.folding import FoldedRow, folded_need, proving_shapes
 from bigfleet.engine.reference.acquire import cheapest_domain
 from bigfleet.engine.reference.credit import Candidates, incumbents_first, is_own
-from bigfleet.engine.reference.domains import Coverage, DomainOffer, deciding_rule
+from bigfleet.engine.reference.gang_domains import Coverage, DomainOffer, deciding_rule
 from bigfleet.engine.reference.preempt import Victims, grace_seconds
 from bigfleet.engine.reference.rows import Allocations, DemandRow, supply_of
 from bigfleet.engine.reference.spread import SpreadPick

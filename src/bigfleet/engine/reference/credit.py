@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bigfleet.engine.reference.domains import DomainOffer, rank_domains
+from bigfleet.engine.reference.gang_domains import DomainOffer, rank_domains
 from bigfleet.engine.reference.rows import Allocations, DemandRow
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine

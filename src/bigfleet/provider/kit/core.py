@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -52,15 +52,6 @@ class AcceptedCall:
 
     operation_id: str
     record: Record
-
-
-class _Acceptance(NamedTuple):
-    """What an accepted call is about to commit."""
-
-    change: Change
-    operation: Operation
-    #: What the backend said about it.
-    note: str
 
 
 class CapacityCore:
@@ -377,9 +368,12 @@ class CapacityCore:
             except StoreDown as error:
                 raise NotReady("the store did not take the commit; nothing happened") from error
 
-    async def _accept(self, call: Call, record: Record, acceptance: _Acceptance, mark: Mark | None) -> AcceptedCall:
-        """Commit an acceptance and begin its work. Raises StoreDown, and then nothing happened."""
-        change, operation = replace(acceptance.change, mark=mark), acceptance.operation
+    async def _accept(self, call: Call, record: Record, change: Change, mark: Mark | None) -> AcceptedCall:
+        """Commit the change of an accepted call and begin its work. Raises StoreDown, and then nothing happened."""
+        change = replace(change, mark=mark)
+        assert change.record is not None, "an accepted call changes its machine"
+        operation = change.record.operation
+        assert operation is not None, "an accepted call begins an operation"
         # Counted as waiting from here on, so that acceptances in one commit do not overfill the queue together.
         waiting = self._work.dispatch[call.kind].waiting
         waiting.add(operation.id)
@@ -399,11 +393,11 @@ class CapacityCore:
             kind=call.kind.value,
             state_from=record.state.name,
             state_to=committed.state.name,
-            **({"note": acceptance.note} if acceptance.note else {}),
+            **({"note": change.note} if change.note else {}),
         )
         return AcceptedCall(operation.id, committed)
 
-    def _decide(self, call: Call, record: Record | None) -> "AcceptedCall | _Acceptance":
+    def _decide(self, call: Call, record: Record | None) -> AcceptedCall | Change:
         """Apply steps 7 to 11: return the repeat, or what to commit. Raises Refused."""
         if record is None:
             raise Refused(Code.NOT_FOUND, f"no machine {shown(call.machine_id)}")
@@ -419,8 +413,8 @@ class CapacityCore:
             raise Refused(Code.UNIMPLEMENTED, f"{record.id} is fixed capacity: it cannot be deleted")
         return self._admitted(call, record)
 
-    def _admitted(self, call: Call, record: Record) -> _Acceptance:
-        """Return the acceptance with what the backend adds to it. Raises Refused without room (steps 10 and 10')."""
+    def _admitted(self, call: Call, record: Record) -> Change:
+        """Return what to commit, with what the backend adds to it. Raises Refused without room (steps 10 and 10')."""
         dispatch = self._work.dispatch[call.kind]
         if not dispatch.has_room:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"the queue of {call.kind.value} operations is full; try later")
@@ -440,8 +434,7 @@ class CapacityCore:
         if call.kind is Kind.CONFIGURE and self._blob_key is not None:
             sealed = self._blob_key.seal(call.blob, record.id, operation.id)
         entered = accepted(record, operation, cluster=call.cluster, metadata=call.metadata)
-        change = self._admissions.joined(Change(record=entered, sealed=sealed), admission)
-        return _Acceptance(change, operation, admission.note)
+        return self._admissions.joined(Change(record=entered, sealed=sealed, note=admission.note), admission)
 
     def _check_same_binding(self, call: Call, record: Record) -> None:
         result, differs = "same", ""

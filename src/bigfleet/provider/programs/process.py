@@ -15,11 +15,14 @@ from typing import Final, cast
 ERROR_BYTES_RETAINED_MAX: Final = 64 << 10
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
+#: Takes output as it comes; after True it is read no further until `hold_output(is_held=False)`.
+TakeOutput = Callable[[bytes], bool | None]
+
 
 class ProgramProcess(asyncio.SubprocessProtocol):
     """A process in a session, and so in a group, of its own."""
 
-    def __init__(self, take_output: Callable[[bytes], None]) -> None:
+    def __init__(self, take_output: TakeOutput) -> None:
         self._take_output = take_output
         self._errors = bytearray()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -39,7 +42,7 @@ class ProgramProcess(asyncio.SubprocessProtocol):
     async def start(
         cls,
         arguments: Sequence[str],
-        take_output: Callable[[bytes], None],
+        take_output: TakeOutput,
         *,
         environment: Mapping[str, str] | None = None,
     ) -> "ProgramProcess":
@@ -152,7 +155,9 @@ class ProgramProcess(asyncio.SubprocessProtocol):
         if self.output_fault is not None:
             return
         try:
-            self._take_output(data)
+            is_held = self._take_output(data)
+            if is_held:
+                self.hold_output(is_held=True)
         except Exception as error:  # raised by the runner once the process has ended
             self.output_fault = error
             self.kill()

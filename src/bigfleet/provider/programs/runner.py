@@ -6,7 +6,7 @@ program was given must never reach a text that this module returns or raises.
 
 import asyncio
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import msgspec
 
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import Op, Transient
-from bigfleet.provider.programs.process import ProgramProcess
+from bigfleet.provider.programs.process import ProgramProcess, TakeOutput
 from bigfleet.provider.programs.redaction import redacted
 
 #: The exit code of a program whose call may succeed if it is made again (EX_TEMPFAIL of sysexits.h).
@@ -96,7 +96,7 @@ class ProgramRunner:
         deadline_monotonic_seconds: float | None = None,
         secret: bytes = b"",
         output_bytes_max: int = OUTPUT_BYTES_MAX,
-        take_output: Callable[[bytes], None] | None = None,
+        take_output: TakeOutput | None = None,
     ) -> ProgramResult:
         """Run the program to its end.
 
@@ -123,7 +123,7 @@ class ProgramRunner:
             raise ProgramFailed(f"{verb} wrote more than {_shown_bytes(output_bytes_max)}")
         return result
 
-    async def start(self, verb: str, take_output: Callable[[bytes], None]) -> ProgramProcess:
+    async def start(self, verb: str, take_output: TakeOutput) -> ProgramProcess:
         """Start the program and return its process, whose owner must close it. Raises ProgramFailed or Transient."""
         try:
             return await ProgramProcess.start(
@@ -140,7 +140,7 @@ class ProgramRunner:
         self,
         verb: str,
         content: bytes,
-        take_output: Callable[[bytes], None],
+        take_output: TakeOutput,
         output: bytearray,
         deadline_monotonic_seconds: float | None,
         secret: bytes,

@@ -53,6 +53,8 @@ class Change:
     sealed: Sealed | None = None
     #: Ends every cursor that readers hold.
     incarnation: bytes | None = None
+    #: What the backend said about an accepted call, for its log line; it is not stored.
+    note: str = ""
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         """Stream the newest actions first, running ones included."""
         if not 0 <= request.limit <= ACTIONS_MAX:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"limit must be from 0 to {ACTIONS_MAX}")
-        records = list(self._shard.actuator.history)
+        records = list(self._shard.ledger.history)
         for record in islice(_asked_actions(records, request), request.limit or ACTIONS_DEFAULT):
             yield shardread_pb2.ListActionsResponse(action=_action_view(record))
 
@@ -158,7 +158,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         # As ListMachines shows it, if it is still there: what was decided may be under way by now.
         machine = self._shard.inventory.get(explained.subject.id) or explained.subject
         asked = shardread_pb2.ListActionsRequest(machine_id=machine.id)
-        actions = islice(_asked_actions(list(self._shard.actuator.history), asked), ACTIONS_DEFAULT)
+        actions = islice(_asked_actions(list(self._shard.ledger.history), asked), ACTIONS_DEFAULT)
         return shardread_pb2.ExplainMachineResponse(
             cycle=explained.cycle,
             computed_at_unix_nanos=explained.computed_at_unix_nanos,
@@ -172,7 +172,7 @@ class ShardReadServicer(shardread_pb2_grpc.ShardReadServicer):
         return None if machine is None else self._machine_view(machine)
 
     def _machine_view(self, machine: Machine) -> shardread_pb2.MachineView:
-        pending = self._shard.actuator.pending(machine.id)
+        pending = self._shard.ledger.pending(machine.id)
         delayed_until_unix_nanos, delay_reason = self._shard.guardrails.delay_of(machine)
         return shardread_pb2.MachineView(
             machine=machine_to_wire(machine, {}),
@@ -226,7 +226,7 @@ class _Asked:
 def _flagged(shard: Shard, flags: Set[str]) -> Iterable[str]:
     """Return the machines that carry all of the flags."""
     carriers: dict[str, Set[str]] = {
-        "pending": shard.actuator.in_flight(),
+        "pending": shard.ledger.in_flight(),
         "held": shard.machine_backoff.held(),
         "stuck": shard.stuck.stuck(),
         "unjoined": shard.publisher.joins.unjoined,

@@ -28,7 +28,9 @@ from bigfleet.model.metadata import encode_metadata
 from bigfleet.model.need import RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.shard.actuation.action_queue import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE, Actuator
+from bigfleet.shard.actuation.action_ledger import ActionLedger
+from bigfleet.shard.actuation.action_slots import ActionSlots
+from bigfleet.shard.actuation.action_states import GOAL_STATE, REDRIVEN_STATE, REQUIRED_STATE
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from bigfleet.shard.actuation.operator_requests import bootstrap_request, reclaim_instruction
 from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
@@ -80,6 +82,7 @@ class Executors:
         metrics: ShardMetrics,
         clock: Clock,
         ids: IdSource,
+        ledger: ActionLedger,
         machine_backoff: MachineBackoff,
         demand_backoff: DemandBackoff,
         stockouts: Stockouts,
@@ -99,6 +102,7 @@ class Executors:
         self._metrics = metrics
         self._clock = clock
         self._ids = ids
+        self._ledger = ledger
         self._machine_backoff = machine_backoff
         self._demand_backoff = demand_backoff
         self._stockouts = stockouts
@@ -108,19 +112,20 @@ class Executors:
         self._note_drain = note_drain
         self._is_reserved = is_reserved
         self.provider_backoff = ProviderBackoff(clock, provider)
+        self.slots = ActionSlots(settings=settings, metrics=metrics)
         #: Drains that wait for their operator, by machine; setting the event ends the wait (§9.3).
         self._drain_waits: dict[str, _DrainWait] = {}
 
-    async def execute(self, record: ActionRecord, actuator: Actuator) -> ActionOutcome:
+    async def execute(self, record: ActionRecord) -> ActionOutcome:
         """Carry out one action and return how it ended."""
         try:
-            return await self._execute(record, actuator)
+            return await self._execute(record)
         except Exception:
             # Whatever went wrong here, the provider's view of the machine is the one to go on from.
             self._revisit(record.action.machine_id)
             raise
 
-    async def _execute(self, record: ActionRecord, actuator: Actuator) -> ActionOutcome:
+    async def _execute(self, record: ActionRecord) -> ActionOutcome:
         machine = self._inventory.get(record.action.machine_id)
         if machine is None:
             return ActionOutcome.STALE
@@ -130,16 +135,16 @@ class Executors:
             return ActionOutcome.REFUSED
         kind = record.action.kind
         if record.is_redrive:
-            return await self._redrive(record, machine, actuator)
+            return await self._redrive(record, machine)
         if kind is ActionKind.BOOTSTRAP:
-            return await self._bootstrap(record, machine, actuator)
+            return await self._bootstrap(record, machine)
         if machine.state is not REQUIRED_STATE[kind]:
             return ActionOutcome.NOOP if machine.state is GOAL_STATE.get(kind) else ActionOutcome.STALE
         if kind is ActionKind.PROVISION:
-            return await self._provision(record, machine, actuator)
+            return await self._provision(record, machine)
         if kind is ActionKind.DELETE:
             return await self._delete(record, machine)
-        return await self._drain(record, machine, actuator)
+        return await self._drain(record, machine)
 
     def is_draining_with_operator(self, machine_id: str) -> bool:
         """Say whether the machine's drain waits for its operator: Draining here, Configured at the provider."""
@@ -171,7 +176,7 @@ class Executors:
 
     # ---- provision ----------------------------------------------------------------------------------------------
 
-    async def _provision(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
+    async def _provision(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         action = record.action
         profile = _action_profile(action)
         if not self._stockouts.may_create(machine):  # P0
@@ -195,8 +200,8 @@ class Executors:
             idle = self._inventory.get(machine.id)
             if idle is None:
                 return ActionOutcome.NOT_FOUND
-            following = actuator.follow_up(record, replace(action, kind=ActionKind.BOOTSTRAP))
-            return await self._bootstrap(following, idle, actuator)
+            following = self._ledger.follow_up(record, replace(action, kind=ActionKind.BOOTSTRAP))
+            return await self._bootstrap(following, idle)
         return _beyond(state, MachineState.SPECULATIVE)
 
     async def _create(self, record: ActionRecord, machine: Machine) -> TransitionAck | ActionOutcome:
@@ -208,7 +213,7 @@ class Executors:
 
     # ---- bootstrap ----------------------------------------------------------------------------------------------
 
-    async def _bootstrap(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
+    async def _bootstrap(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         action = record.action
         profile = _action_profile(action)
         if machine.state is MachineState.CONFIGURED:  # B1
@@ -229,14 +234,14 @@ class Executors:
             assigned_group=action.group,
         )
         self._ingest.drive(configuring)
-        answer = await self._blob(record, session, configuring, profile, actuator)  # B5, B6
+        answer = await self._blob(record, session, configuring, profile)  # B5, B6
         if isinstance(answer, ActionOutcome):
             self._roll_back(machine.id)
             return answer
         return await self._configure(record, configuring, profile, answer)
 
     async def _blob(
-        self, record: ActionRecord, session: Session, machine: Machine, profile: Profile, actuator: Actuator
+        self, record: ActionRecord, session: Session, machine: Machine, profile: Profile
     ) -> BootstrapResponse | ActionOutcome:
         """Ask the operator for the blob, once more when it expired while the slot was awaited."""
         cluster = record.action.cluster
@@ -244,7 +249,7 @@ class Executors:
             asked_at = self._clock.monotonic_seconds()
             self._demand_backoff.asked(cluster)
             try:
-                async with actuator.waiting(machine.id, "blob"):
+                async with self.slots.waiting(machine.id, "blob"):
                     answer = await self._ask(session, machine, profile)
                     received_at = self._clock.monotonic_seconds()
             except (TimeoutError, SessionLost):
@@ -318,7 +323,7 @@ class Executors:
 
     # ---- drain --------------------------------------------------------------------------------------------------
 
-    async def _drain(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
+    async def _drain(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         action = record.action
         if machine.cluster != action.cluster:  # D1
             return ActionOutcome.STALE
@@ -349,7 +354,7 @@ class Executors:
                 advice="PodDisruptionBudgets are not honoured; start the cluster's operator",
             )
         elif session.can(CAPABILITY_DRAIN_RESULT):  # D3
-            result = await self._await_drained(record, machine, deadline_seconds, actuator)
+            result = await self._await_drained(record, machine, deadline_seconds)
             if result is None:
                 record.message = "the provider showed that the drain was over"
                 return ActionOutcome.NOOP
@@ -379,19 +384,15 @@ class Executors:
             return ack
         if not self._take(machine_id, ack.record):  # D5: the binding ends with an observed Idle, here or in reconcile
             return self._hold_invalid(machine_id, record)
-        state = ack.record.machine.state
-        return (
-            ActionOutcome.SUCCESS
-            if state in (MachineState.IDLE, MachineState.DRAINING)
-            else ActionOutcome.TRANSITION_ERROR
-        )
+        is_taken = ack.record.machine.state in (MachineState.IDLE, MachineState.DRAINING)
+        return ActionOutcome.SUCCESS if is_taken else ActionOutcome.TRANSITION_ERROR
 
     def _instruction(self, record: ActionRecord, machine: Machine, grace_seconds: int) -> ReclaimInstruction:
         node_name = self._ingest.node_name(machine) or machine.id
         return reclaim_instruction(record, machine, node_name=node_name, grace_seconds=grace_seconds)
 
     async def _await_drained(
-        self, record: ActionRecord, machine: Machine, deadline_seconds: float, actuator: Actuator
+        self, record: ActionRecord, machine: Machine, deadline_seconds: float
     ) -> DrainResult | None:
         """Wait for the operator's result, at most the grace.
 
@@ -402,13 +403,10 @@ class Executors:
         self._drain_waits[machine.id] = wait
         ended = asyncio.ensure_future(wait.ended.wait())
         try:
-            async with actuator.waiting(machine.id, "drain"):
+            async with self.slots.waiting(machine.id, "drain"):
                 waiters: list[asyncio.Future[Any]] = [result, ended]
-                await asyncio.wait(
-                    waiters,
-                    timeout=record.action.grace_seconds,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                timeout = record.action.grace_seconds
+                await asyncio.wait(waiters, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
             del self._drain_waits[machine.id]
@@ -445,13 +443,13 @@ class Executors:
         expected = (MachineState.SPECULATIVE, MachineState.DELETING)
         return ActionOutcome.SUCCESS if state in expected else ActionOutcome.TRANSITION_ERROR
 
-    async def _redrive(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
+    async def _redrive(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         """Make the call of a transition that does not end once more (§9.5); only the provider ends it."""
         if machine.state is not REDRIVEN_STATE[record.action.kind]:
             return ActionOutcome.STALE
         match machine.state:
             case MachineState.CONFIGURING:
-                return await self._configure_again(record, machine, actuator)
+                return await self._configure_again(record, machine)
             case MachineState.DRAINING:
                 # The bound counts the grace in, so it has passed.
                 return await self._drain_call(record, machine.id, 0)
@@ -464,7 +462,7 @@ class Executors:
             return self._hold_invalid(machine.id, record)
         return _beyond(ack.record.machine.state, MachineState.SPECULATIVE)
 
-    async def _configure_again(self, record: ActionRecord, machine: Machine, actuator: Actuator) -> ActionOutcome:
+    async def _configure_again(self, record: ActionRecord, machine: Machine) -> ActionOutcome:
         """Configure with a fresh blob, and with the cluster and the metadata that the provider shows."""
         session = self._sessions.of(machine.cluster)
         if session is None:
@@ -481,7 +479,7 @@ class Executors:
             return ActionOutcome.CONFIGURE_ERROR
         if shown.machine.state is not MachineState.CONFIGURING:
             return ActionOutcome.NOOP if self._take(machine.id, shown) else self._hold_invalid(machine.id, record)
-        answer = await self._blob(record, session, machine, profile, actuator)
+        answer = await self._blob(record, session, machine, profile)
         if isinstance(answer, ActionOutcome):
             return answer
         again = replace(machine, cluster=shown.machine.cluster or machine.cluster)

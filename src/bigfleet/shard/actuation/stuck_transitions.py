@@ -16,6 +16,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.shard import safety_limits
+from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.inventory.fleet_queries import MachineQuery, find
 from bigfleet.shard.inventory.inventory import Inventory
@@ -81,7 +82,7 @@ class StuckTransitions:
         """Return the machines that are stuck now."""
         return frozenset(machine_id for machine_id in self._stays if self.is_stuck(machine_id))
 
-    def look(self, snapshot: ColumnSnapshot, actuator: Actuator, cycle: int) -> None:
+    def look(self, snapshot: ColumnSnapshot, ledger: ActionLedger, actuator: Actuator, cycle: int) -> None:
         """Drive again what is over its bound: a timer cycle's business, on the snapshot that it has just taken."""
         now_seconds = self._clock.monotonic_seconds()
         stays: dict[MachineId, _Stay] = {}
@@ -90,7 +91,7 @@ class StuckTransitions:
             if machine is None or machine.state not in TRANSITIONAL_STATES:
                 continue
             stay = stays[machine.id] = self._stay(machine, now_seconds)
-            if actuator.is_pending(machine.id):
+            if ledger.is_pending(machine.id):
                 continue
             if not stay.is_driven and now_seconds - stay.seen_seconds > self._allowed_seconds(machine):
                 # Without room in the queue the next timer cycle tries.

@@ -24,6 +24,7 @@ from bigfleet.model.ids import IdSource, MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.validation import validate
 from bigfleet.recording.hook import CycleInput, CycleTaker, recorded
+from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
 from bigfleet.shard.actuation.executors import Executors
@@ -51,7 +52,6 @@ from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.inventory.machine_shapes import MachineRows
 from bigfleet.shard.metrics import ShardMetrics
-from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.ownership.handover_host import ShardHandoverHost
 from bigfleet.shard.ownership.ownership import Ownership, rows_with
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
@@ -100,19 +100,20 @@ class Shard:
         Without `retirements` or `exchange_store` those end with the process, without `plan_workers` cycles plan.
         `on_inventory` is called once, when the first List has been applied, `on_rollup` with each roll-up.
         """
-        self.shard_id = shard_id
-        self.epoch = epoch
-        self.settings = settings
+        self.shard_id, self.epoch, self.settings = shard_id, epoch, settings
         self.inventory = Inventory()
         self.metrics = ShardMetrics(registry, self.inventory)
         self._clock = clock
-        self._compute = compute
+        #: Runs pure work off the loop; who asks for much of it keeps others from doing so at the same time.
+        self.compute = compute
         #: The last finished cycle, and the rows of its machines that could not be given away after it; replaced only.
         self.view = CycleView()
         self.taken: MachineRows = np.zeros(0, np.int64)
         self._resources: OwnedResources = ownership_file or EVERYTHING
-        #: The actions that wait or run, by machine; the actuator's.
-        self._actions: dict[MachineId, ActionRecord] = {}
+        self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
+        self.ledger = ActionLedger(
+            inventory=self.inventory, metrics=self.metrics, clock=clock, ids=ids, audit=self.audit, settings=settings
+        )
         self._make_sessions(ownership_file)
         self.machine_backoff = MachineBackoff(clock)
         self.demand_backoff = DemandBackoff(clock)
@@ -131,7 +132,6 @@ class Shard:
             metrics=self.metrics,
         )
         self.plans = self._make_plans(plan_workers)
-        self.audit = Audit(shard_id=shard_id, epoch=epoch, log=audit_log, metrics=self.metrics)
         self.exchanges = ExchangeExecution(self, clock=clock, store=exchange_store or MemoryExchanges())
         self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
         self._make_actuators(provider, ids)
@@ -171,7 +171,7 @@ class Shard:
             has_joined=self.publisher.has_joined,
             has_failed=self.publisher.joins.is_unjoined,
         )
-        self.limits = DemandLimits(metrics=self.metrics, compute=self._compute, actions=self._actions)
+        self.limits = DemandLimits(metrics=self.metrics, compute=self.compute, actions=self.ledger.pending_actions)
         self.intake = Intake(
             guard=self.settings.empty_rollup_guard,
             bounded=lambda name, rows: self.waiting_growth.reported(name, self.limits.reported(name, rows)),
@@ -184,7 +184,7 @@ class Shard:
             inherits=self.settings.inherits,
             resources=self._resources,
             is_known=self.inventory.__contains__,
-            is_busy=self._actions.__contains__,
+            is_busy=self.ledger.is_pending,
         )
         self.ingest = Ingest(
             inventory=self.inventory,
@@ -209,7 +209,7 @@ class Shard:
         )
         return CompositionPlans(
             clock=self._clock,
-            compute=self._compute,
+            compute=self.compute,
             metrics=self.metrics,
             workers=workers,
             wait_seconds=self.settings.plan_wait_seconds,
@@ -220,9 +220,8 @@ class Shard:
 
     def _make_actuators(self, provider: Provider, ids: IdSource) -> None:
         """Make the parts that call the provider: those that carry out, and the one that reads."""
-        #: Machines whose records are to be read again.
+        #: The machines whose records are to be read again, and the tokens of all calls of this process.
         self._revisits: set[MachineId] = set()
-        #: Of all calls of this process.
         self.tokens = TokenSource(self.shard_id, self.epoch)
         self.executors = Executors(
             settings=self.settings,
@@ -234,6 +233,7 @@ class Shard:
             metrics=self.metrics,
             clock=self._clock,
             ids=ids,
+            ledger=self.ledger,
             machine_backoff=self.machine_backoff,
             demand_backoff=self.demand_backoff,
             stockouts=self.stockouts,
@@ -255,22 +255,22 @@ class Shard:
             inventory=self.inventory,
             metrics=self.metrics,
             clock=self._clock,
-            ids=ids,
+            ledger=self.ledger,
+            slots=self.executors.slots,
             execute=self.executors.execute,
             is_backed_off=self.demand_backoff.is_backed_off,
-            audit=self.audit,
-            ledger=self._actions,
         )
         self.guardrails = Guardrails(
             settings=self.settings,
             clock=self._clock,
             load_of=self.ingest.node_load,
             fit_holds=self.fit_holds,
+            ledger=self.ledger,
             actuator=self.actuator,
             demand_backoff=self.demand_backoff,
             provider_backoff=self.executors.provider_backoff,
             metrics=self.metrics,
-            compute=self._compute,
+            compute=self.compute,
             awaited=lambda: self.waiting_growth.awaited | self.exchanges.retained,
             refused=lambda: self.limits.refused,
             left_out=self.plans.left_out,
@@ -280,6 +280,7 @@ class Shard:
             provider=provider,
             inventory=self.inventory,
             ingest=self.ingest,
+            ledger=self.ledger,
             executors=self.executors,
             machine_backoff=self.machine_backoff,
             metrics=self.metrics,
@@ -294,6 +295,7 @@ class Shard:
             settings=self.settings,
             inventory=self.inventory,
             ingest=self.ingest,
+            ledger=self.ledger,
             actuator=self.actuator,
             provider=provider,
             tokens=self.tokens,
@@ -323,7 +325,7 @@ class Shard:
             last_rollups=last_rollups,
             sessions=self.sessions,
             inventory=self.inventory,
-            actions=self._actions,
+            actions=self.ledger.pending_actions,
             demand_backoff=self.demand_backoff,
             publisher=self.publisher,
             metrics=self.metrics,
@@ -337,7 +339,7 @@ class Shard:
             publisher=self.publisher,
             metrics=self.metrics,
             clock=self._clock,
-            compute=self._compute,
+            compute=self.compute,
             wake=self.wake,
             on_rollup=on_rollup,
             largest_supply=lambda cluster: largest_supply(self.inventory.latest_snapshot, cluster),
@@ -360,10 +362,7 @@ class Shard:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether the first reconcile has succeeded and the engine is ready.
-
-        Latched: a later provider error never takes it back.
-        """
+        """Say whether the engine is ready and the first reconcile has succeeded, whatever became of later ones."""
         return self._has_reconciled and self._decider.is_ready
 
     async def run(self) -> None:
@@ -399,7 +398,7 @@ class Shard:
         Before `make_ready` has returned it reconciles and does nothing else.
         """
         self.cycle += 1
-        self.actuator.cycle = self.cycle
+        self.ledger.cycle = self.cycle
         started_seconds = self._clock.monotonic_seconds()
         try:
             report = await self._one_cycle(is_timer)
@@ -428,7 +427,7 @@ class Shard:
         snapshot = await self._snapshot()
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
-            self.stuck.look(snapshot, self.actuator, self.cycle)
+            self.stuck.look(snapshot, self.ledger, self.actuator, self.cycle)
             self.known_clusters.look()
         limited = self.limits.followed(self.policies, lambda: self.waiting_growth.rows_in_force(table.by_cluster()))
         bounded = ((cluster, self.waiting_growth.reported(cluster, found)) for cluster, found in limited)
@@ -450,7 +449,7 @@ class Shard:
             buckets=buckets,
             judged=judged,
             refusal_texts=self.demand_backoff.texts(),
-            busy=self.actuator.in_flight() | options.reserved,
+            busy=self.ledger.in_flight() | options.reserved,
             now_seconds=self._clock.monotonic_seconds(),
             limits=self.limits.effect,
         )
@@ -464,7 +463,7 @@ class Shard:
             failing=self.stockouts.failing(),
         )
         ages, effects_of = self._ages, partial(self.publisher.effects_of, subscribers=subscribers)
-        concluded = await self._compute(lambda: conclude(ages, decision, context, effects_of, is_timer=is_timer))
+        concluded = await self.compute(lambda: conclude(ages, decision, context, effects_of, is_timer=is_timer))
         self._ages, context, effects = concluded.ages, concluded.context, concluded.effects
         self._resync.repair()
         self.publisher.publish_hints(effects)
@@ -491,7 +490,7 @@ class Shard:
 
     def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
         table = self.intake.table
-        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.actuator.is_pending, rows_of=table.need_of)
+        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.ledger.is_pending, rows_of=table.need_of)
         return Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
@@ -507,7 +506,7 @@ class Shard:
 
     async def _reconcile(self) -> None:
         try:
-            result = await self.reconciler.run(self.actuator)
+            result = await self.reconciler.run()
         except (ProviderRefusal, TimeoutError) as error:
             _log.warning("reconcile.failed", cycle=self.cycle, error=str(error) or "List timed out")
             if not self._has_reconciled:
@@ -525,7 +524,7 @@ class Shard:
         if not self._has_decided:
             # The first one writes every machine into its row. Nothing has been decided, so no action is under way
             # that could change a machine meanwhile, and this cycle's reconcile is over.
-            return await self._compute(self.inventory.snapshot)
+            return await self.compute(self.inventory.snapshot)
         return self.inventory.snapshot()
 
     def report(self) -> Report | None:
@@ -559,11 +558,6 @@ class Shard:
         self.wake()
 
     @property
-    def compute(self) -> Compute:
-        """Runs pure work off the loop; who asks for much of it keeps others from doing so at the same time."""
-        return self._compute
-
-    @property
     def shortfall_ledger(self) -> shortfalls.Ledger:
         """What the fleet lacks, by fingerprint, as of the last cycle."""
         return self._ages.ledger
@@ -572,7 +566,7 @@ class Shard:
         """Return the last finished cycle with its rows made, off the loop when they were not read before."""
         view = self.view
         async with self._inspecting:
-            await self._compute(lambda: view.needs)
+            await self.compute(lambda: view.needs)
         return view
 
     def _session_opened(self, session: Session) -> None:

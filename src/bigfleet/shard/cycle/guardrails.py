@@ -17,6 +17,7 @@ from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.shard import safety_limits
+from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.actuation.backoff import DemandBackoff
 from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
@@ -51,6 +52,7 @@ class Guardrails:
         clock: Clock,
         load_of: Callable[[MachineId], NodeLoad | None],
         fit_holds: FitHolds,
+        ledger: ActionLedger,
         actuator: Actuator,
         demand_backoff: DemandBackoff,
         provider_backoff: ProviderBackoff,
@@ -72,6 +74,7 @@ class Guardrails:
         self._settings = settings
         self._clock = clock
         self._fit_holds = fit_holds
+        self._ledger = ledger
         self._actuator = actuator
         self._demand_backoff = demand_backoff
         self._provider_backoff = provider_backoff
@@ -98,7 +101,7 @@ class Guardrails:
         if is_timer:
             self._reclaims_spent = {}
         # What starts meanwhile is caught when the actions are enqueued.
-        in_flight = self._actuator.in_flight() | self._refused()
+        in_flight = self._ledger.in_flight() | self._refused()
         if disposition is not safety_limits.Disposition.EXECUTE:
             open_actions = await self._compute(lambda: _open_actions(decision, in_flight))
             self._metrics.actions_deduped.inc(len(decision.actions) - len(open_actions))

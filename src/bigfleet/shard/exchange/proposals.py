@@ -184,7 +184,7 @@ class ExchangeProposals:
             clusters=chosen,
             blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
         )
-        unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.actuator.in_flight())
+        unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
         look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
         cooling = shard.exchanges.cooling(self._settings.cooling_seconds)

@@ -19,6 +19,7 @@ from bigfleet.model.instructions import Selector
 from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Domain
 from bigfleet.model.states import MachineState
+from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.inventory.ingest import Ingest
@@ -40,6 +41,7 @@ class ShardHandoverHost:
         settings: ShardSettings,
         inventory: Inventory,
         ingest: Ingest,
+        ledger: ActionLedger,
         actuator: Actuator,
         provider: Provider,
         tokens: TokenSource,
@@ -55,6 +57,7 @@ class ShardHandoverHost:
         self._settings = settings
         self._inventory = inventory
         self._ingest = ingest
+        self._ledger = ledger
         self._actuator = actuator
         self._provider = provider
         self._tokens = tokens
@@ -81,7 +84,7 @@ class ShardHandoverHost:
 
     def is_busy(self, machine_id: MachineId) -> bool:
         """Say whether an action of the machine waits or runs."""
-        return self._actuator.is_pending(machine_id)
+        return self._ledger.is_pending(machine_id)
 
     def giveable(self, state: MachineState, selector: Selector) -> Sequence[DonorCandidate]:
         """Return what a selector means of the unbound machines of a state, without busy ones and claimed ones."""
@@ -113,7 +116,7 @@ class ShardHandoverHost:
         view = self._inventory.snapshot()
         for row in self._of_shapes(view, np.flatnonzero(view.columns.state == state), fits):
             machine_id = view.ids[row]
-            machine = None if self._actuator.is_pending(machine_id) else self._inventory.get(machine_id)
+            machine = None if self._ledger.is_pending(machine_id) else self._inventory.get(machine_id)
             if machine is not None:
                 yield machine
 
@@ -140,7 +143,7 @@ class ShardHandoverHost:
         record = ActionRecord(
             action_id=self._ids.new_id(),
             action=action,
-            decided_cycle=self._actuator.cycle,
+            decided_cycle=self._ledger.cycle,
             decided_unix_nanos=self._clock.unix_nanos(),
             is_fence_touch=True,
             token_sequence=token.sequence,
@@ -173,7 +176,7 @@ class ShardHandoverHost:
 
     def preempt(self, actions: Sequence[Action]) -> None:
         """Queue drains; what finds no room is not busy afterwards."""
-        self._actuator.enqueue(tuple(actions), self._actuator.cycle)
+        self._actuator.enqueue(tuple(actions), self._ledger.cycle)
 
     def remove(self, machine_ids: Iterable[MachineId]) -> None:
         """Take machines out of the inventory; they are not gone, they are no longer ours."""

@@ -15,7 +15,7 @@ from bigfleet.engine.columns.store import NOTE_BYTES
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
-from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.backoff import MachineBackoff
 from bigfleet.shard.actuation.executors import Executors
 from bigfleet.shard.inventory.ingest import Ingest, Moment
@@ -99,6 +99,7 @@ class Reconciler:
         provider: Provider,
         inventory: Inventory,
         ingest: Ingest,
+        ledger: ActionLedger,
         executors: Executors,
         machine_backoff: MachineBackoff,
         metrics: ShardMetrics,
@@ -114,6 +115,7 @@ class Reconciler:
         self._provider = provider
         self._inventory = inventory
         self._ingest = ingest
+        self._ledger = ledger
         self._executors = executors
         self._machine_backoff = machine_backoff
         self._metrics = metrics
@@ -135,14 +137,14 @@ class Reconciler:
         """Read everything in the next reconcile that begins: more is ours than before."""
         self._widenings += 1
 
-    async def run(self, actuator: Actuator) -> ReconcileResult:
+    async def run(self) -> ReconcileResult:
         """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""
         self._cycles_since_full += 1
         widenings = self._widenings
         cursor = self._cursor_to_use()
         self._foreign.begin()
         mode = "delta" if cursor else "full"
-        actuator.begin_view()
+        self._ledger.begin_view()
         try:
             async with asyncio.timeout(self._settings.list_timeout_seconds):
                 listing = await self._provider.list(cursor)
@@ -155,10 +157,10 @@ class Reconciler:
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
         self._has_refused = self._has_refused and not is_full
-        seen = await self._take(shown, actuator, is_full=is_full)
+        seen = await self._take(shown, is_full=is_full)
         unseen = await self._unseen(shown, seen) if is_full else None
         unnamed = self._unnamed(seen, unseen) if unseen is not None else None
-        removals = await self._removals(listing, unseen, actuator)
+        removals = await self._removals(listing, unseen)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
             # What a full answer left out no later delta would report: a braked one is asked for again as a whole.
@@ -170,7 +172,7 @@ class Reconciler:
         if is_full:
             self._widenings_read = widenings
         self._foreign.end(is_full=is_full)
-        await self._read_revisits(actuator)
+        await self._read_revisits()
         self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
         self._metrics.removals_braked.set(braked)
         self._metrics.machines_held.set(len(self._machine_backoff))
@@ -240,25 +242,23 @@ class Reconciler:
             records += [listing.records[place] for place in places[first : first + RECORDS_PER_TURN_MAX]]
         return records
 
-    async def _take(self, shown: "_Shown", actuator: Actuator, *, is_full: bool) -> set[MachineId]:
+    async def _take(self, shown: "_Shown", *, is_full: bool) -> set[MachineId]:
         """Apply what an answer shows; return whose the records are that had to be read."""
         moment = self._ingest.moment()
         digests = shown.digests(shown.places)
-        seen = await self._take_records(shown.records, digests, actuator, moment, is_full=is_full)
+        seen = await self._take_records(shown.records, digests, moment, is_full=is_full)
         if shown.split is not None:
-            seen |= await self._take_new(shown.listing, shown.split, actuator, moment)
+            seen |= await self._take_new(shown.listing, shown.split, moment)
         recognised = shown.recognised
         if recognised is None:
             return seen
         # What was recognised and is in doubt by now is read, and judged like any other record.
-        places = await doubtful(recognised, self._inventory, self._marked(actuator), self._clock)
+        places = await doubtful(recognised, self._inventory, self._marked(), self._clock)
         records = await self._records(shown.listing, places)
-        await self._take_records(records, shown.digests(places), actuator, moment, is_full=is_full)
+        await self._take_records(records, shown.digests(places), moment, is_full=is_full)
         return seen
 
-    async def _take_new(
-        self, listing: Listing, split: SplitRecords, actuator: Actuator, moment: Moment
-    ) -> set[MachineId]:
+    async def _take_new(self, listing: Listing, split: SplitRecords, moment: Moment) -> set[MachineId]:
         """Apply split records of machines that were not known, in turns. Return whose they are."""
         new = NewMachines(
             split,
@@ -272,7 +272,7 @@ class Reconciler:
             await self._clock.sleep(0)
             last = min(first + INSERTED_PER_TURN_MAX, len(split.ids))
             seen.update(split.ids[first:last])
-            taken = new.take(first, last, self._marked(actuator), moment)
+            taken = new.take(first, last, self._marked(), moment)
             for number in taken.foreign:
                 self._pass_over(split.ids[number])
                 self._foreign.note(split.ids[number], new.digest(number))
@@ -283,14 +283,13 @@ class Reconciler:
             places = [split.places[number] for number in taken.rest]
             digests = [new.digest(number) for number in taken.rest]
             records = await self._records(listing, places)
-            await self._take_records(records, digests, actuator, moment, is_full=True)
+            await self._take_records(records, digests, moment, is_full=True)
         return seen
 
     async def _take_records(
         self,
         records: Sequence[ListedMachine],
         digests: Sequence[bytes],
-        actuator: Actuator,
         moment: Moment,
         *,
         is_full: bool,
@@ -305,7 +304,7 @@ class Reconciler:
                 # Whatever is driven meanwhile was pending at some time since this List was sent, and is skipped.
                 await self._clock.sleep(0)
             # Most records concern none of these, and of half a million each question counts.
-            marked = self._marked(actuator)
+            marked = self._marked()
             batch = records[first : first + RECORDS_PER_TURN_MAX]
             noted: Iterable[bytes] = digests[first : first + RECORDS_PER_TURN_MAX] or repeat(b"")
             machine_ids = [machine.id for machine, _metadata in batch]
@@ -321,7 +320,7 @@ class Reconciler:
             for record, digest in zip(batch, noted, strict=False):
                 machine_id = record.machine.id
                 if machine_id in marked:
-                    self._one(record, actuator, moment)
+                    self._one(record, moment)
                     continue
                 is_known = machine_id not in changed or (
                     self._judged(self._ingest.take(record, moment)) and self._ingest.is_as_reported(machine_id)
@@ -363,24 +362,24 @@ class Reconciler:
         adopted = self._foreign.adopted_before
         return frozenset(m for m in adopted - seen if m in unseen or m not in self._inventory)
 
-    def _marked(self, actuator: Actuator) -> Set[str]:
+    def _marked(self) -> Set[str]:
         """Return the machines whose records more is asked about than whether they say anything new."""
-        asked = self._held_removals | self._executors.draining() | self._machine_backoff.held() | actuator.touched()
+        asked = self._held_removals | self._executors.draining() | self._machine_backoff.held() | self._ledger.touched()
         return asked | self._foreign.moved
 
-    def _one(self, record: ListedMachine, actuator: Actuator, moment: Moment) -> None:
+    def _one(self, record: ListedMachine, moment: Moment) -> None:
         machine = record.machine
         self._held_removals.discard(machine.id)
         if self._executors.is_draining_with_operator(machine.id):
             if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record, moment):
                 self._executors.end_drain_wait(machine.id)
             return
-        if actuator.was_pending_since_view(machine.id):
+        if self._ledger.was_pending_since_view(machine.id):
             self._revisit.add(machine.id)
             return
         self._apply(record, moment)
 
-    async def _removals(self, listing: Listing, unseen: set[MachineId] | None, actuator: Actuator) -> list[MachineId]:
+    async def _removals(self, listing: Listing, unseen: set[MachineId] | None) -> list[MachineId]:
         """Return what this answer says is gone; what is in flight is asked about again as soon as it is not.
 
         `unseen` names the known machines that a full answer does not show; a delta has none.
@@ -392,7 +391,7 @@ class Reconciler:
             reported = self._held_removals.union(
                 MachineId(machine_id) for machine_id in listing.removed_ids if machine_id in self._inventory
             )
-        in_flight = {machine_id for machine_id in reported if self._is_in_flight(machine_id, actuator)}
+        in_flight = {machine_id for machine_id in reported if self._is_in_flight(machine_id)}
         self._revisit |= in_flight
         return sorted(reported - in_flight)
 
@@ -405,9 +404,9 @@ class Reconciler:
             await self._clock.sleep(0)
         return {machine_id for machine_id in unseen if machine_id in self._inventory}
 
-    def _is_in_flight(self, machine_id: MachineId, actuator: Actuator) -> bool:
+    def _is_in_flight(self, machine_id: MachineId) -> bool:
         is_draining = self._executors.is_draining_with_operator(machine_id)
-        return not is_draining and actuator.was_pending_since_view(machine_id)
+        return not is_draining and self._ledger.was_pending_since_view(machine_id)
 
     def _remove(self, gone: list[MachineId], known_before: int, is_full: bool) -> tuple[int, int]:
         """Remove what safety limit 4 admits; return how many were removed and how many held back.
@@ -435,8 +434,8 @@ class Reconciler:
             )
         return len(gone), 0
 
-    async def _read_revisits(self, actuator: Actuator) -> None:
-        ready = [machine_id for machine_id in sorted(self._revisit) if not actuator.is_pending(machine_id)]
+    async def _read_revisits(self) -> None:
+        ready = [machine_id for machine_id in sorted(self._revisit) if not self._ledger.is_pending(machine_id)]
         batch = ready[:REVISITS_PER_CYCLE_MAX]
         if not self._settings.incremental_reconcile:
             # The next full List shows them all.
@@ -457,7 +456,7 @@ class Reconciler:
                     return
                 except TimeoutError:
                     return
-            if not actuator.is_pending(machine_id):
+            if not self._ledger.is_pending(machine_id):
                 self._revisit.discard(machine_id)
                 if record.machine.id == machine_id:
                     self._apply_revisited(record)

@@ -55,7 +55,7 @@ def a_shard_decides_on_its_own_machines(event: Cycled, observations: Observation
         if record is not None and known.cluster and record.machine.cluster != known.cluster:
             # The provider has gone on meanwhile; the former owner is not known any more.
             continue
-        is_busy = shard.actuator.is_pending(known.id)
+        is_busy = shard.ledger.is_pending(known.id)
         if not is_busy and not ownership.owns(shard.shard_id, known, binder, stays=True):
             yield f"{shard.shard_id} knows {known.id}, {known.state.label} {known.cluster!r}, and does not own it"
 

@@ -219,7 +219,7 @@ def a_record_names_one_call(event: Audited, observations: Observations) -> Itera
 def no_call_goes_unrecorded(event: Cycled, observations: Observations) -> Iterator[str]:
     """Every mutating call has exactly one audit record, once its action is over."""
     memory = observations.memory(event.shard)
-    yield from _unrecorded(memory.calls, memory.audited, event.shard.actuator.in_flight() | memory.called)
+    yield from _unrecorded(memory.calls, memory.audited, event.shard.ledger.in_flight() | memory.called)
 
 
 @invariant("S14", Died)
@@ -242,7 +242,7 @@ def _unrecorded(calls: Any, audited: Any, in_flight: Any) -> Iterator[str]:
 def pods_without_another_place_stay(event: Called, observations: Observations) -> Iterator[str]:
     """A machine stays in service when its operator answers a voluntary reclaim with WOULD_NOT_FIT."""
     call = event.call
-    record = call.shard.actuator.pending(MachineId(call.machine_id))
+    record = call.shard.ledger.pending(MachineId(call.machine_id))
     if call.method != "drain" or record is None:
         return
     answered_nanos = observations.stranded.get(record.action_id)

@@ -76,7 +76,7 @@ def unrest(world: World) -> str:
     moving = [f"{each.id} is {each.state.label}" for each in records if _is_moving(world, each)]
     held = [f"{machine_id} is held" for shard in shards for machine_id in sorted(shard.machine_backoff.held())]
     in_flight = [
-        f"{machine_id} has an action under way" for shard in shards for machine_id in sorted(shard.actuator.in_flight())
+        f"{machine_id} has an action under way" for shard in shards for machine_id in sorted(shard.ledger.in_flight())
     ]
     between = [
         f"{machine_id} is between {name} and another"
@@ -230,7 +230,7 @@ def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
             yield f"a roll-up of {site.name} is quarantined"
     for row in sorted(shard.demand_backoff.backed_off()):
         yield f"the row {row} is backed off"
-    for machine_id in sorted(shard.actuator.in_flight()):
+    for machine_id in sorted(shard.ledger.in_flight()):
         yield f"{machine_id} has an action in flight"
     ownership = world.observations.moves.ownerships.get(shard.shard_id)
     for machine_id in sorted(ownership.reservations) if ownership is not None else ():

@@ -9,23 +9,20 @@ from collections import Counter
 from typing import Final
 
 from bigfleet.coordinator.leader_term import CoordinatorSettings
-from bigfleet.link.client import Client
-from bigfleet.link.inbox import Inbox
 from bigfleet.link.reporter import CoordinatorLink, ReportOutcome
 from bigfleet.model import labels
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
-from bigfleet.rpc.wire.gen import coordinator_pb2
+from bigfleet.model.ownership import Domain
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.ownership.ownership_file import OwnershipFile
 from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.streams import Random
-from bigfleet.sim.sites.coordinator import CoordinatorSite, RemoteCoordinators, asked
+from bigfleet.sim.sites.coordinator import CoordinatorSite, assigned
 from bigfleet.sim.sites.etcd import ETCD, DurableEtcd
 from bigfleet.sim.sites.link import coordinator_link
 
 REPORT_SECONDS: Final = 30.0
-ADMIN: Final = "admin"
 _REPLICA: Final = "replica-0"
 #: Between two attempts of the administrator, and how many there are.
 _ADMIN_SECONDS: Final = 1.0
@@ -95,9 +92,8 @@ class Coordinator:
 
     async def assign(self, zone: str, shard: ShardId) -> None:
         """Give a zone to a shard, as an administrator does; waits until the shard has reported."""
-        request = coordinator_pb2.AssignDomainRequest(topology_key=labels.ZONE, topology_value=zone, shard_id=shard)
         for _attempt in range(_ATTEMPTS_MAX):
-            if await asked([self._site], ADMIN, "AssignDomain", request) is not None:
+            if await assigned([self._site], Domain(labels.ZONE, zone), shard):
                 return
             await self._clock.sleep(_ADMIN_SECONDS)
         raise RuntimeError(f"the coordinator did not take zone {zone} for {shard}")
@@ -106,21 +102,14 @@ class Coordinator:
         """Return the link of one process of the shard. Raises ValueError for a shard that has no file."""
         if shard.ownership is None:
             raise ValueError("a shard without a file of what it owns has no link")
-        coordinators = RemoteCoordinators(
-            shard_id=shard.shard_id,
-            sites=[self._site],
-            clock=self._clock,
-            rng=self._rng,
-            faults=set(),
-            on_answer=lambda _answer, _is_old: None,
-        )
         return coordinator_link(
             shard,
             file,
+            sites=[self._site],
             interval_seconds=REPORT_SECONDS,
-            inbox=Inbox(shard.ownership.handover, accepted_term=file.accepted_term),
-            client=Client([_REPLICA], coordinators, self._clock),
+            handler=shard.ownership.handover,
             clock=self._clock,
+            rng=self._rng,
             on_report=self._reported,
         )
 

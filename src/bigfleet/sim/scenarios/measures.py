@@ -157,7 +157,7 @@ class Watch:
             self._owned = sum(len(world.owners(record)) == 1 for record in self._records.values())
         self._check_cap(world)
         for process in world.processes:
-            if not process.shard.actuator.in_flight():
+            if not process.shard.ledger.in_flight():
                 records = self._recorded[process.id]
                 self._violated(world, checks.recorded(process.id, process.traffic.calls, records))
         self._note_transitions(world)

@@ -11,13 +11,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from bigfleet.model import labels
-from bigfleet.model.compute import compute_inline
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Base
 from bigfleet.model.states import MachineState
@@ -31,18 +27,19 @@ from bigfleet.shard.cycle.cycle_report import CycleReport
 from bigfleet.shard.ownership.state_file import StateFile
 from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
+from bigfleet.sim.kernel.network import Connection
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import seeded
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.pods.scheduler import Template
 from bigfleet.sim.scenarios.cluster_agent import ClusterOperator
 from bigfleet.sim.scenarios.coordinator import REPORT_SECONDS, Coordinator
-from bigfleet.sim.scenarios.places import ScenarioProvider, ScenarioShard, even_network
 from bigfleet.sim.scenarios.scenario_file import COORDINATOR, Crash, Event, Home, Scenario, Takes
 from bigfleet.sim.scenarios.stock import Stocked, clusters_of, stamps_of, stocked, templates_of
 from bigfleet.sim.scenarios.substrate import ScenarioSubstrate
-from bigfleet.sim.sites.remote_provider import RemoteProvider
+from bigfleet.sim.sites.places import ReachableProvider, ReachableShard, even_network
 from bigfleet.sim.sites.session_dialer import SimulatedDialer
+from bigfleet.sim.sites.shard_process import make_simulated_shard
 
 #: The one shard, where the scenario has no several.
 SHARD = "shard-0"
@@ -89,6 +86,17 @@ class ShardProcess:
     def id(self) -> str:
         """Of this process alone."""
         return self.process.name
+
+
+class _NewestProcess(ReachableShard):
+    """The newest process of a shard; no other one serves sessions."""
+
+    async def serve(self, connection: Connection[bytes, bytes]) -> None:
+        """Serve one session's stream, unless it was opened to an older process."""
+        if connection.server is not self.process:
+            connection.break_off("another process of the shard serves sessions now")
+            return
+        await super().serve(connection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +158,7 @@ class ClosedWorld:
         self.templates: dict[tuple[str, int], Template] = {}
         for workload in scenario.workloads:
             self.templates |= templates_of(workload)
-        self._places = {name: ScenarioShard(name, partial(self._serving, name)) for name in self.homes}
+        self._places = {name: _NewestProcess(name) for name in self.homes}
         self._operator_processes = {name: Process(f"operator-{name}") for name in scenario.clusters}
         self.operators = {name: self._operator(name) for name in scenario.clusters}
         self.substrate = self._substrate(takes)
@@ -161,7 +169,7 @@ class ClosedWorld:
             # A machine that failed stays so, for its expectation to see.
             options=CoreOptions(is_inline=True, failed_hold_seconds=0),
         )
-        self._provider = ScenarioProvider(self.core)
+        self._provider = ReachableProvider("provider", self.core)
         self.settings = ShardSettings(
             cycle_interval_seconds=scenario.cycle_seconds,
             reclaim_cap_fraction=scenario.reclaim_cap,
@@ -270,22 +278,18 @@ class ClosedWorld:
         def called(_method: str, _machine_id: str, _token: FenceToken, answer: str) -> None:
             traffic.calls += not answer
 
-        shard = self._make_shard(
+        shard = make_simulated_shard(
+            self._make_shard,
+            site=self._provider,
+            network=self._network,
+            caller=process.name,
+            on_call=called,
+            synchronous_create=self.scenario.synchronous_create,
             shard_id=ShardId(name),
             epoch=self._started if file is None else file.epoch,
             settings=self.settings,
-            provider=RemoteProvider(
-                site=self._provider,
-                network=self._network,
-                clock=self.clock,
-                caller=process.name,
-                on_call=called,
-                synchronous_create=self.scenario.synchronous_create,
-            ),
             clock=self.clock,
             ids=self._ids,
-            compute=compute_inline,
-            registry=CollectorRegistry(),
             audit_log=self._make_audit(self, process.name),
             ownership_file=None if file is None else file.ownership,
             on_rollup=lambda session, _offer, _outcome: traffic.heard.add(session.cluster),
@@ -295,6 +299,7 @@ class ClosedWorld:
         if self.coordinator is not None and file is not None:
             tasks.append(process.spawn(self.coordinator.link(shard, file.ownership).run()))
         self.processes.append(ShardProcess(process, name, shard, traffic, tasks, file))
+        self._places[name].process, self._places[name].shard = process, shard
 
     def _kill(self, process: ShardProcess) -> None:
         """End a process at once: what it has in flight gets no answer, and no answer of it arrives."""
@@ -330,10 +335,6 @@ class ClosedWorld:
                 record.machine, by, me=ShardId(process.name), inherits=frozenset(), stays=False
             )
         ]
-
-    def _serving(self, name: str) -> tuple[Process, Shard] | None:
-        newest = self.newest(name)
-        return None if newest is None else (newest.process, newest.shard)
 
     # ---- what readers ask ----------------------------------------------------------------------------------------
 

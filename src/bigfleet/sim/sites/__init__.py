@@ -1,1 +1,1 @@
-"""Simulates the sites of the fault world: shards, coordinators, providers, clusters, their stores."""
+"""Simulates the sites of both simulators: shards, coordinators, providers, clusters, their stores."""

@@ -7,7 +7,7 @@ its process. Nothing here may decide anything, or reach into a shard.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Final, Protocol
@@ -23,6 +23,7 @@ from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.link.client import CALL_SECONDS, NotAnswered
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ShardId
+from bigfleet.model.ownership import Domain
 from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.etcd.store import EtcdStore
@@ -35,6 +36,8 @@ from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.sites.etcd import DurableEtcd, EtcdWire
 
 LEASE_SECONDS: Final = 10
+#: The caller of an administrator's calls.
+ADMIN: Final = "admin"
 #: Earlier answers of one process that may come again.
 _STORED_MAX = 4
 _TWICE_SHARE, _AGAIN_SHARE = 0.3, 0.3
@@ -199,7 +202,7 @@ class RemoteCoordinators:
         sites: Sequence[CoordinatorSite],
         clock: Clock,
         rng: Random,
-        faults: set[str],
+        faults: Set[str],
         on_answer: Callable[[ReportAnswer, bool], None],
     ) -> None:
         """`faults` are those of the moment. `on_answer` is called for each answer, and whether it came before."""
@@ -249,12 +252,19 @@ class RemoteCoordinators:
         asyncio.get_running_loop().create_task(late(), context=Context())
 
 
-async def asked(sites: Sequence[CoordinatorSite], caller: str, method: str, request: Any) -> bytes | None:
+async def assigned(sites: Sequence[CoordinatorSite], domain: Domain, shard: ShardId) -> bool:
+    """Assign a domain to a shard, as an administrator does; return whether a leader took it."""
+    key, value = domain
+    request = coordinator_pb2.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=shard)
+    return await asked(sites, "AssignDomain", request) is not None
+
+
+async def asked(sites: Sequence[CoordinatorSite], method: str, request: Any) -> bytes | None:
     """Return the leader's answer to an administrator's call; None when there is no leader, or it was refused."""
     content = request.SerializeToString(deterministic=True)
     for site in sites:
         try:
-            return await site.call(caller, method, content)
+            return await site.call(ADMIN, method, content)
         except CoordinatorCallFailed:
             continue
     return None

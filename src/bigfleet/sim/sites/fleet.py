@@ -5,7 +5,6 @@ by the real calls, again and again until the tables say what is wanted. Nothing 
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from bigfleet.model import labels
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
@@ -18,12 +17,11 @@ from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Event, Observations, OwnershipChanged
 from bigfleet.sim.plan_generator import GONE, LIVE, NONE, WorldPlan
-from bigfleet.sim.sites.coordinator import CoordinatorSite, asked
+from bigfleet.sim.sites.coordinator import ADMIN, CoordinatorSite, asked, assigned
 from bigfleet.sim.sites.etcd import DurableEtcd
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import OwnershipRecord, ShardDisk
 
-ADMIN: Final = "admin"
 #: Between two looks of the administrator at the tables.
 _ADMIN_SECONDS = 7.0
 
@@ -138,7 +136,7 @@ class ShardFleet:
     async def _administer(self) -> None:
         while True:
             await self._clock.sleep(_ADMIN_SECONDS)
-            content = await asked(self.replicas, ADMIN, "ListDomainAssignments", pb.ListDomainAssignmentsRequest())
+            content = await asked(self.replicas, "ListDomainAssignments", pb.ListDomainAssignmentsRequest())
             if content is None:
                 continue
             listed = pb.ListDomainAssignmentsResponse.FromString(content).assignments
@@ -149,8 +147,7 @@ class ShardFleet:
     async def _reassign(self, domain: Domain, wanted: ShardId, row: "pb.DomainAssignment | None") -> None:
         key, value = domain
         if row is None:
-            given = pb.AssignDomainRequest(topology_key=key, topology_value=value, shard_id=wanted)
-            await asked(self.replicas, ADMIN, "AssignDomain", given)
+            await assigned(self.replicas, domain, wanted)
         elif row.shard_id != wanted and not row.releasing:
             taken = pb.UnassignDomainRequest(topology_key=key, topology_value=value)
-            await asked(self.replicas, ADMIN, "UnassignDomain", taken)
+            await asked(self.replicas, "UnassignDomain", taken)

@@ -5,10 +5,11 @@ that a run with a link without an answer can be compared with a run without a li
 it ends, and must never change either.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 
+from bigfleet.coordinator.ephemeral_state import ReportAnswer
 from bigfleet.link.client import Client
-from bigfleet.link.inbox import Inbox
+from bigfleet.link.inbox import Handler, Inbox
 from bigfleet.link.report_conversion import pools_of
 from bigfleet.link.report_source import LinkCounts, ShardReportSource
 from bigfleet.link.reporter import CoordinatorLink, ReportOutcome
@@ -114,21 +115,17 @@ class ShardLink:
             observations.note("ack", shard_id, f"{ack.instruction_id} {ack.outcome.value} {ack.reason[:60]}".rstrip())
             observations.mark(f"an instruction {ack.outcome.value}")
 
-        coordinators = RemoteCoordinators(
-            shard_id=shard_id,
-            sites=self._sites,
-            clock=self._clock,
-            rng=self._rng,
-            faults=self._faults,
-            on_answer=lambda answer, is_old: observations.answered(shard_id, answer, is_old=is_old),
-        )
         return coordinator_link(
             shard,
             file,
+            sites=self._sites,
             interval_seconds=self._interval_seconds,
-            inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=answered),
-            client=Client([site.name for site in self._sites], coordinators, self._clock),
+            handler=handler,
             clock=self._clock,
+            rng=self._rng,
+            faults=self._faults,
+            on_ack=answered,
+            on_answer=lambda answer, is_old: observations.answered(shard_id, answer, is_old=is_old),
             on_report=counts.reported,
         )
 
@@ -137,21 +134,31 @@ def coordinator_link(
     shard: Shard,
     file: OwnershipFile,
     *,
+    sites: Sequence[CoordinatorSite],
     interval_seconds: float,
-    inbox: Inbox,
-    client: Client,
+    handler: Handler,
     clock: Clock,
+    rng: Random,
     on_report: Callable[[ReportOutcome], None],
+    on_ack: Callable[[Instruction, Ack], None] = lambda _instruction, _ack: None,
+    on_answer: Callable[[ReportAnswer, bool], None] = lambda _answer, _is_old: None,
+    faults: Set[str] = frozenset(),
 ) -> CoordinatorLink:
-    """Return the link of one process of a shard, as `bigfleet shard` makes it."""
+    """Return the link of one process of a shard, as `bigfleet shard` makes it.
+
+    `on_ack` takes each instruction with its end, `on_answer` and `faults` are `RemoteCoordinators`'.
+    """
+    coordinators = RemoteCoordinators(
+        shard_id=shard.shard_id, sites=sites, clock=clock, rng=rng, faults=faults, on_answer=on_answer
+    )
     return CoordinatorLink(
         shard_id=shard.shard_id,
         epoch=shard.epoch,
         advertised_address=f"{shard.shard_id}:7780",
         interval_seconds=interval_seconds,
         source=ShardReportSource(shard, file, provider_address=PROVIDER_ADDRESS),
-        inbox=inbox,
-        client=client,
+        inbox=Inbox(handler, accepted_term=file.accepted_term, on_answer=on_ack),
+        client=Client([site.name for site in sites], coordinators, clock),
         clock=clock,
         on_report=on_report,
         on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),

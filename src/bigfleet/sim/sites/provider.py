@@ -23,14 +23,13 @@ from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import Mark
 from bigfleet.provider.records.record import Record as CoreRecord
-from bigfleet.provider.records.refusal import Code, Refused
 from bigfleet.rpc.servers.provider import encode_list_entry
 from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.kernel.streams import Random
 from bigfleet.sim.observations import Observations
-from bigfleet.sim.sites.remote_provider import list_bytes
+from bigfleet.sim.sites.places import ReachableProvider
 from bigfleet.sim.sites.stores import DurableStore, HostListener, WatchedBook
 
 PROVIDER = "provider"
@@ -38,7 +37,7 @@ PROVIDER = "provider"
 _STORED_MAX = 6
 
 
-class ProviderSite:
+class ProviderSite(ReachableProvider):
     """One provider's disks and its process of the moment."""
 
     def __init__(
@@ -56,12 +55,11 @@ class ProviderSite:
         on_host: HostListener,
     ) -> None:
         """The listeners hear what the provider's store and the cloud's book take."""
+        super().__init__(PROVIDER)
+        self.process.kill()
         self.store = DurableStore(on_record=on_record, on_mark=on_mark)
         self.book = WatchedBook(on_host)
         self.offers: list[SimulatedOffer] = build_fleet(cloud_world, {}, PROVIDER)
-        self.process = Process(PROVIDER)
-        self.process.kill()
-        self.core: CapacityCore | None = None
         #: Faults of List, by name.
         self.faulty_responses: set[str] = set()
         #: Why the provider ended by itself.
@@ -122,15 +120,9 @@ class ProviderSite:
             self.fault = error
             self._observations.breach("S0", f"the provider did not start: {type(error).__name__}: {error}")
 
-    def serving(self) -> CapacityCore:
-        """Return the core. Raises Refused while none serves."""
-        if self.core is None:
-            raise Refused(Code.UNAVAILABLE, "the provider is starting")
-        return self.core
-
     async def listing(self, since: bytes) -> bytes:
         """Return the bytes of an answer to List, changed by the faulty responses that are on."""
-        answer = await list_bytes(self.serving(), since)
+        answer = await super().listing(since)
         if since:
             return self._without_cursor(answer) if "cursor-lost" in self.faulty_responses else answer
         self._answers = [*self._answers[-_STORED_MAX:], answer]

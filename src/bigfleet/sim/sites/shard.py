@@ -9,11 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from prometheus_client import CollectorRegistry
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.clock import Clock
-from bigfleet.model.compute import compute_inline
 from bigfleet.model.ids import IdSource, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
@@ -22,7 +20,7 @@ from bigfleet.shard.ports import FenceToken, ShardSettings
 from bigfleet.shard.safety_limits import Disposition
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.shard.sessions.registry import RollUpOffer, Session
-from bigfleet.sim.kernel.network import Connection, Network
+from bigfleet.sim.kernel.network import Network
 from bigfleet.sim.kernel.processes import Process
 from bigfleet.sim.observations import (
     Audited,
@@ -42,9 +40,9 @@ from bigfleet.sim.observations import (
 from bigfleet.sim.observed_shard import ObservedShard
 from bigfleet.sim.sites.link import ShardLink
 from bigfleet.sim.sites.ownership import HeldFile, ShardDisk
+from bigfleet.sim.sites.places import ReachableShard
 from bigfleet.sim.sites.provider import ProviderSite
-from bigfleet.sim.sites.remote_provider import RemoteProvider
-from bigfleet.sim.sites.session_server import serve_session
+from bigfleet.sim.sites.shard_process import make_simulated_shard
 from bigfleet.sim.sites.stores import DurableAudit
 
 
@@ -129,7 +127,7 @@ class WatchedShard(ObservedShard):
         return any(math.isinf(hold.until_seconds) for hold in self.machine_backoff._holds.values())
 
 
-class ShardSite:
+class ShardSite(ReachableShard):
     """One shard's disk and its processes: normally one, two while a zombie is about."""
 
     def __init__(
@@ -146,11 +144,10 @@ class ShardSite:
         link: ShardLink | None = None,
     ) -> None:
         """Without a disk all is the shard's and only its epoch is stored; without a link it knows no coordinator."""
+        super().__init__(name)
         self.name = name
         self.epoch = 0
         self.disk = disk
-        self.process = Process(name)
-        self.process.kill()
         self.shard: WatchedShard | None = None
         #: Every audit log that was ever written.
         self.logs: list[DurableAudit] = []
@@ -198,17 +195,17 @@ class ShardSite:
 
         log = DurableAudit(on_line)
         self.logs.append(log)
-        shard = WatchedShard(
+        shard = make_simulated_shard(
+            WatchedShard,
+            site=self._provider,
+            network=self._network,
+            caller=self.name,
+            on_call=on_call,
             shard_id=self.name,
             epoch=epoch,
             settings=settings,
-            provider=RemoteProvider(
-                site=self._provider, network=self._network, clock=self._clock, caller=self.name, on_call=on_call
-            ),
             clock=self._clock,
             ids=self._make_ids(f"{self.name}.{epoch}"),
-            compute=compute_inline,
-            registry=CollectorRegistry(),
             audit_log=log,
             ownership_file=file,
             number=epoch,
@@ -231,7 +228,7 @@ class ShardSite:
 
     def _died(self, shard: WatchedShard) -> None:
         called = self._observations.memory(shard).called
-        self._on_event(Died(shard, frozenset(map(str, shard.actuator.in_flight())) | called))
+        self._on_event(Died(shard, frozenset(map(str, shard.ledger.in_flight())) | called))
         self._observations.moves.busy.discard(self.name)
 
     def _called(self, shard: WatchedShard, call: ObservedCall, answer: str) -> None:
@@ -245,11 +242,3 @@ class ShardSite:
         self._on_event(Called(call))
         memory.calls[call.sequence] = call
         memory.open_calls.add(call.sequence)
-
-    async def serve(self, connection: Connection[bytes, bytes]) -> None:
-        """Serve one session's stream until either side ends it; run in the shard's process."""
-        shard = self.shard
-        if shard is None:
-            connection.break_off("the shard is starting")
-            return
-        await serve_session(shard, connection)

@@ -1,5 +1,4 @@
 """Defines the fault world: shards, coordinator, provider and clusters on the kernel, and what is known of them.
-themselves.
 
 `bigfleet.sim.world.run` runs it.
 """

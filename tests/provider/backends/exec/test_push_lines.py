@@ -1,14 +1,14 @@
 """What a program pushes: each line once, bad lines passed over, restarts that wait longer each time, an orderly end."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.provider.backends.exec.push_lines import _LineQueue, run_feed
-from bigfleet.provider.programs.process import ProgramProcess
+from bigfleet.provider.programs.process import ProgramProcess, TakeOutput
 from bigfleet.provider.programs.runner import ProgramFailed, ProgramRunner
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.patience import wait_until_async
@@ -75,7 +75,7 @@ class Unstartable(ProgramRunner):
         super().__init__("program", clock=clock)
         self.tried_seconds: list[float] = []
 
-    async def start(self, verb: str, take_output: Callable[[bytes], None]) -> ProgramProcess:
+    async def start(self, verb: str, take_output: TakeOutput) -> ProgramProcess:
         self.tried_seconds.append(self._clock.monotonic_seconds())
         raise ProgramFailed("program: No such file or directory")
 
@@ -93,15 +93,55 @@ async def test_an_end_starts_it_again_later_each_time() -> None:
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
 
 
-async def test_a_program_is_read_no_further_while_lines_wait() -> None:
-    held: list[bool] = []
+async def test_a_queue_says_when_to_stop_and_when_to_read_on() -> None:
     lines = _LineQueue()
-    lines.hold = held.append
-    lines.take(b"x\n" * 1001)
-    assert held == [True]
-    for _ in range(501):
+
+    assert not lines.take(b"x\n" * 1000)
+    assert lines.take(b"x\n")
+    for _ in range(500):
         await lines.next()
-    assert held == [True, False]
+        assert not lines.is_half_empty
+    await lines.next()
+    assert lines.is_half_empty
+
+
+class WaitingFeed(RecordingFeed):
+    """Commits nothing before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_commit = asyncio.Event()
+        self.is_asked = asyncio.Event()
+
+    async def report_lost(self, id: str, reason: str) -> None:
+        self.is_asked.set()
+        await self.may_commit.wait()
+        await super().report_lost(id, reason)
+
+
+async def test_a_program_is_read_no_further_while_lines_wait(tmp_path: Path) -> None:
+    """It writes more than pipe and queue hold: it goes on only when lines were committed."""
+    script = """
+yes '{"lost": {"id": "a", "reason": "gone"}}' | head -n 40000
+echo written > written
+cat > /dev/null
+"""
+    feed = WaitingFeed()
+    task = asyncio.create_task(run_feed(runner_in(tmp_path, script), feed, SystemClock()))
+    await feed.is_asked.wait()
+    await asyncio.sleep(0.5)
+    assert not (tmp_path / "written").exists()
+
+    feed.may_commit.set()
+
+    async def is_pushed() -> bool:
+        return len(feed.pushed) >= 40_000
+
+    await wait_until_async(is_pushed)
+    assert len(feed.pushed) == 40_000
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (tmp_path / "written").exists()
 
 
 async def test_a_line_without_an_end_is_passed_over() -> None:

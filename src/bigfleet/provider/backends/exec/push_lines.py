@@ -6,7 +6,6 @@ later each time. While 1,000 lines wait for their commit, the program is read no
 
 import asyncio
 import datetime
-from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -53,16 +52,15 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _LineQueue:
-    """Splits what comes into lines, and holds the program up while they wait."""
+    """Splits what comes into lines; the program is held up while many of them wait."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._is_skipping = False
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self.hold: Callable[[bool], None] = lambda _is_held: None
 
-    def take(self, data: bytes) -> None:
-        """Take the next bytes; a line that is too long is passed over."""
+    def take(self, data: bytes) -> bool:
+        """Take the next bytes and return whether to read no further; a line that is too long is passed over."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             if not self._is_skipping and line.strip():
@@ -70,8 +68,7 @@ class _LineQueue:
             self._is_skipping = False
         if len(self._rest) > LINE_BYTES_MAX:
             self._rest, self._is_skipping = b"", True
-        if self._lines.qsize() > _WAITING_LINES_MAX:
-            self.hold(True)
+        return self._lines.qsize() > _WAITING_LINES_MAX
 
     def end(self) -> None:
         """Say that nothing more comes."""
@@ -79,10 +76,12 @@ class _LineQueue:
 
     async def next(self) -> bytes | None:
         """Return the next line, None behind the last."""
-        line = await self._lines.get()
-        if self._lines.qsize() == _WAITING_LINES_MAX // 2:
-            self.hold(False)
-        return line
+        return await self._lines.get()
+
+    @property
+    def is_half_empty(self) -> bool:
+        """Say whether so many lines have been taken that the program may be read on."""
+        return self._lines.qsize() == _WAITING_LINES_MAX // 2
 
 
 async def run_feed(runner: ProgramRunner, feed: Feed, clock: Clock) -> None:
@@ -105,8 +104,7 @@ async def _run_once(runner: ProgramRunner, feed: Feed) -> str:
     """Push the lines of one run and return why it ended."""
     lines = _LineQueue()
     process = await runner.start(FEED, lines.take)
-    lines.hold = lambda is_held: process.hold_output(is_held=is_held)
-    pushing = asyncio.create_task(_push_all(lines, feed))
+    pushing = asyncio.create_task(_push_all(lines, process, feed))
     try:
         await process.ended.wait()
         await process.drained(PIPES_SECONDS_MAX)
@@ -128,9 +126,11 @@ async def _end(process: ProgramProcess, pushing: "asyncio.Task[None]") -> None:
         process.close()
 
 
-async def _push_all(lines: _LineQueue, feed: Feed) -> None:
+async def _push_all(lines: _LineQueue, process: ProgramProcess, feed: Feed) -> None:
     refused = 0
     while (content := await lines.next()) is not None:
+        if lines.is_half_empty:
+            process.hold_output(is_held=False)
         try:
             await _push(msgspec.json.decode(content, type=_Line), feed)
         except Exception as error:  # a line of a program, and the next one may be right

@@ -94,7 +94,6 @@ class LibvirtBackend:
         self._restarts: dict[str, deque[float]] = {}
         #: Set by `feed` while the provider serves.
         self._wake: Callable[[], None] = lambda: None
-        driver.on_look = self._take_looks
 
     def replace_hosts(self, hosts: KvmHosts) -> None:
         """Take another hosts file: what stands keeps its room. Raises KvmHostsFault, and then nothing has changed."""
@@ -179,7 +178,9 @@ class LibvirtBackend:
 
         Nothing follows for the other hosts, nor for those that left the file while machines are on them.
         """
-        facts = await self.slots.inventory()
+        looks = await self._driver.look()
+        self._take_looks(looks)
+        facts = self.slots.facts_of(self._driver.standing(looks))
         hosts = self._driver.hosts.hosts
         unread = [prefix for prefix, line in self.slots.fleet.lines.items() if line.group in self._driver.unread]
         unread += {each[: each.rfind("/") + 1] for each in self._resting if host_of(each) not in hosts}

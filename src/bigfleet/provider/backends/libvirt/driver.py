@@ -104,8 +104,6 @@ class LibvirtDriver:
         self._calls: dict[str, tuple[str, HostCalls]] = {}
         #: Hosts that did not answer when they were last asked for their domains, and why.
         self.unread: dict[str, str] = {}
-        #: Called with the domains of each host that answered, before the inventory is returned.
-        self.on_look: Callable[[Mapping[str, HostLook]], None] = lambda _looks: None
 
     # ---- hosts -------------------------------------------------------------------------------------------------------
 
@@ -338,7 +336,11 @@ class LibvirtDriver:
         return FoundKind.SERVING if is_ready else FoundKind.DIRTY
 
     async def inventory(self) -> Sequence[Standing]:
-        """Return every domain of ours on the hosts that answer, and note the hosts that do not."""
+        """Return every domain of ours on the hosts that answer."""
+        return self.standing(await self.look())
+
+    async def look(self) -> Mapping[str, HostLook]:
+        """Return the domains of each host that answers, and note the hosts that do not."""
         names = list(self.hosts.hosts)
         answers = await asyncio.gather(*(self._look(name) for name in names))
         looks: dict[str, HostLook] = {}
@@ -353,7 +355,10 @@ class LibvirtDriver:
                     _log.info("host.read_again", host=name)
         for name in self.unread.keys() - self.hosts.hosts.keys():
             del self.unread[name]
-        self.on_look(looks)
+        return looks
+
+    def standing(self, looks: Mapping[str, HostLook]) -> Sequence[Standing]:
+        """Return the domains of ours among those of the hosts."""
         return [
             Standing(
                 host=name,

@@ -312,7 +312,10 @@ class PartitionedBackend:
 
     async def inventory(self) -> Sequence[Slot]:
         """Return every slot, and every instance of ours that stands on a host which is not offline."""
-        standing = await self._driver.inventory()
+        return self.facts_of(await self._driver.inventory())
+
+    def facts_of(self, standing: Sequence[Standing]) -> Sequence[Slot]:
+        """Return every slot, and those of the instances that stand, as a driver found them."""
         self._strays.clear()
         machine_by_instance = {
             lease.carved.instance: machine_id for machine_id, lease in self._leases.items() if lease.carved is not None

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bigfleet.engine.reference.domains import DomainOffer, deciding_rule, rank_domains
+from bigfleet.engine.reference.gang_domains import DomainOffer, deciding_rule, rank_domains
 from bigfleet.model import vector
 from bigfleet.model.vector import Vector
 

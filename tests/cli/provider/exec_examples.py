@@ -22,7 +22,7 @@ def example(name: str, folder: Path) -> Path:
     return folder / name
 
 
-def certify(out: Path, launch: str, *, seconds_max: float = CERTIFY_SECONDS_MAX) -> None:
+def certify(out: Path, launch: str, *, patience: str = "60s", seconds_max: float = CERTIFY_SECONDS_MAX) -> None:
     """Assert that each behaviour of four profiles passes."""
     launches = (
         "--launch",
@@ -32,7 +32,13 @@ def certify(out: Path, launch: str, *, seconds_max: float = CERTIFY_SECONDS_MAX)
     )
     done = subprocess.run(
         bigfleet(
-            "conformance", "--profile", "core,cloud,delta,durable", "--patience=60s", "--out", str(out), *launches
+            "conformance",
+            "--profile",
+            "core,cloud,delta,durable",
+            f"--patience={patience}",
+            "--out",
+            str(out),
+            *launches,
         ),
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,

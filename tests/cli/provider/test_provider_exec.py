@@ -62,7 +62,7 @@ def rack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_wrong_call_exits_with_2_and_one_line(flags: tuple[str, ...], text: str, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     verbs = ["create", "configure", "drain", *(["inventory"] if flags == ("--program", "./few") else [])]
-    answer = json.dumps({"api": 1, "provider": "few", "verbs": verbs})
+    answer = json.dumps({"api": 1, "provider": "few", "verbs": verbs, "reset": "none"})
     executable(tmp_path / "few", f"#!/bin/sh\necho '{answer}'\n")
     done = run_here("provider", "exec", "--state", "s.db", *flags, cwd=tmp_path)
 
@@ -102,7 +102,7 @@ def test_what_new_does_not_know_is_refused(arguments: tuple[str, ...], text: str
 SLOW = """#!/bin/sh
 cd "$(dirname "$0")"
 case $1 in
-describe) echo '{"api": 1, "provider": "slow", "verbs": ["inventory", "create", "configure", "drain"],
+describe) echo '{"api": 1, "provider": "slow", "verbs": ["inventory", "create", "configure", "drain"], "reset": "none",
                  "resumable": ["create"]}' ;;
 inventory)
     if [ -e misconfigured ]; then echo 'no credentials' >&2; exit 78; fi

@@ -354,7 +354,7 @@ class OperationRunner:
             if isinstance(verdict, OperationDone):
                 result, reset = verdict.result, self._adapter.reset
                 if isinstance(result, Host):
-                    result = host_with_label(result, reset)
+                    result = host_with_label(result, record.machine.labels)
                 settled, outcome = completed(record, result, self._adapter.provider, now), "ok"
                 if kind is Kind.DRAIN:
                     settled = drained(record, settled, reset)

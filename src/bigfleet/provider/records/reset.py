@@ -20,18 +20,15 @@ def with_label(facts: S, reset: Reset | None) -> S:
     """Return the facts with the backend's declaration as a label, unless they have one."""
     if reset is None or RESET_LABEL in facts.labels:
         return facts
-    return replace(facts, labels=_labelled(facts.labels, reset))
+    return replace(facts, labels=intern_map({**facts.labels, RESET_LABEL: reset.value}))
 
 
-def host_with_label(host: Host, reset: Reset | None) -> Host:
-    """Return the host likewise; one without labels shows those of its slot."""
-    if reset is None or host.labels is None or RESET_LABEL in host.labels:
+def host_with_label(host: Host, slot_labels: Mapping[str, str]) -> Host:
+    """Return the result of a Create with the label of its slot, unless it has one."""
+    shown = slot_labels.get(RESET_LABEL)
+    if shown is None or host.labels is None or RESET_LABEL in host.labels:
         return host
-    return replace(host, labels=_labelled(host.labels, reset))
-
-
-def _labelled(labels: Mapping[str, str], reset: Reset) -> Mapping[str, str]:
-    return intern_map({**labels, RESET_LABEL: reset.value})
+    return replace(host, labels={**host.labels, RESET_LABEL: shown})
 
 
 def drained(before: Record, after: Record, reset: Reset | None) -> Record:

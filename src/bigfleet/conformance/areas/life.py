@@ -131,7 +131,7 @@ async def only_deleting_on_the_way(lab: Lab) -> None:
 
 @AREA.behaviour(9, ConformanceProfile.CORE)
 async def no_other_cluster_without_a_reset(lab: Lab) -> None:
-    """A drained machine with label `bigfleet.dev/reset=none` goes to its former cluster only, any other to each cluster."""
+    """A drained machine with label `bigfleet.dev/reset=none` goes to its former cluster only, any other one to each."""
     machine = await lab.configured()
     former, reset = machine.cluster, machine.labels.get(RESET_LABEL)
     expect(reset in (None, *RESETS), f"label {RESET_LABEL} is one of {', '.join(RESETS)}", repr(reset))

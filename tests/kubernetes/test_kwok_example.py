@@ -80,17 +80,30 @@ class KwokProgram:
         return [line["host"] for line in lines if "host" in line]
 
     @asynccontextmanager
-    async def feeding(self) -> AsyncIterator["asyncio.subprocess.Process"]:
-        """Run the feed; its standard input closes as when a provider stops, and then it must end."""
-        feed = await asyncio.create_subprocess_exec(
-            self.path, "feed", stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=self.environment
-        )
-        assert feed.stdin is not None
+    async def feeding(self) -> AsyncIterator[None]:
+        """Run the feed, again whenever it failed; when its standard input closes it must end."""
+        inputs: list[asyncio.StreamWriter] = []
+        is_wanted = True
+
+        async def run() -> None:
+            while is_wanted:
+                feed = await asyncio.create_subprocess_exec(
+                    self.path, "feed", stdin=subprocess.PIPE, env=self.environment
+                )
+                assert feed.stdin is not None
+                inputs.append(feed.stdin)
+                if not is_wanted:
+                    feed.stdin.close()
+                await feed.wait()
+
+        running = asyncio.create_task(run())
         try:
-            yield feed
+            yield
         finally:
-            feed.stdin.close()
-            await asyncio.wait_for(feed.wait(), PATIENCE_SECONDS)
+            is_wanted = False
+            for each in inputs:
+                each.close()
+            await asyncio.wait_for(running, PATIENCE_SECONDS)
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Limits, Reset
+from bigfleet.provider.backend import Host, Limits, MachineView, Op, Reset
 from bigfleet.provider.backends.fake import FakeBackend, fake_slot
+from bigfleet.provider.backends.multiplex import Multiplex
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.refusal import Code
@@ -139,6 +140,32 @@ async def test_the_label_of_a_machine_overrides_the_declaration() -> None:
     core = await core_of(backend)
     await served(core)
 
+    await expect_refused(core, "team-b")
+    await core.stop()
+
+
+async def test_labels_of_a_create_do_not_hide_the_declaration() -> None:
+    class Labelling(FakeBackend):
+        async def create(self, machine: MachineView, op: Op) -> Host:
+            return replace(await super().create(machine, op), labels={"rack": "b-17"})
+
+    core = await core_of(Labelling(3, limits=Limits(reset=Reset.NONE)))
+    await served(core)
+
+    assert (await core.get(SLOT)).machine.labels == {"rack": "b-17", LABEL: "none"}
+    await expect_refused(core, "team-b")
+    await core.stop()
+
+
+async def test_parts_of_a_multiplex_declare_each_for_itself() -> None:
+    other = backend_of(Reset.REIMAGE)
+    other.slots = [replace(slot, id=slot.id.replace("fake", "other")) for slot in other.slots]
+    core = await started(make_core(Multiplex({"fake-": backend_of(Reset.NONE), "other-": other})))
+
+    shown = {record.id: record.machine.labels[LABEL] for record in (await core.list()).records}
+    assert {value for id, value in shown.items() if id.startswith("fake-")} == {"none"}
+    assert {value for id, value in shown.items() if id.startswith("other-")} == {"reimage"}
+    await served(core)
     await expect_refused(core, "team-b")
     await core.stop()
 

@@ -83,16 +83,16 @@ class KwokProgram:
     async def feeding(self) -> AsyncIterator[None]:
         """Run the feed, again whenever it failed; when its standard input closes it must end."""
         inputs: list[asyncio.StreamWriter] = []
-        is_wanted = True
+        is_over = asyncio.Event()
 
         async def run() -> None:
-            while is_wanted:
+            while not is_over.is_set():
                 feed = await asyncio.create_subprocess_exec(
                     self.path, "feed", stdin=subprocess.PIPE, env=self.environment
                 )
                 assert feed.stdin is not None
                 inputs.append(feed.stdin)
-                if not is_wanted:
+                if is_over.is_set():
                     feed.stdin.close()
                 await feed.wait()
 
@@ -100,7 +100,7 @@ class KwokProgram:
         try:
             yield
         finally:
-            is_wanted = False
+            is_over.set()
             for each in inputs:
                 each.close()
             await asyncio.wait_for(running, PATIENCE_SECONDS)
@@ -143,6 +143,7 @@ async def test_a_configured_machine_is_a_ready_node_of_its_type_and_zone(
     assert shown["status"]["capacity"] == {"cpu": "16", "memory": "64Gi", "pods": "110"}
     assert shown["status"]["allocatable"] == shown["status"]["capacity"]
     expected = {"node.kubernetes.io/instance-type": "kwok.16x64", "topology.kubernetes.io/zone": "zone-b"}
+    assert node.metadata.labels is not None
     assert {key: node.metadata.labels[key] for key in (*expected, "rack")} == {**expected, "rack": "b-17"}
     machine_id = f"{program.name}-0001"
     assert program.hosts() == [{"id": machine_id, "host_ref": "op-MADE", "ready_in": "team-a"}]

@@ -11,13 +11,14 @@ from bigfleet.conformance.ports import ProviderClient
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import TRANSITIONAL_STATES
+from bigfleet.provider.backend import Limits, Reset
 from bigfleet.provider.kit.core import AcceptedCall, CapacityCore
-from bigfleet.provider.records import lifecycle
+from bigfleet.provider.records import lifecycle, reset
 from bigfleet.provider.records.fence import Fence, Mark, Token
 from bigfleet.provider.records.kinds import EDGES, Kind
 from bigfleet.provider.records.record import NO_METADATA, Operation, Record
 from bigfleet.provider.records.refusal import Code, Refused
-from tests.conformance.bench import Clients, Mutant, plain, replaced
+from tests.conformance.bench import Clients, Making, Mutant, StagedBackend, plain, replaced
 
 Order = tuple[int, int]
 Bend = Callable[[CapacityCore], None]
@@ -459,6 +460,18 @@ KIT_MUTANTS = (
     Mutant(name="a drain keeps the metadata", breaks="META-2", patch=completion(drain_keeps_metadata)),
     Mutant(name="a drain keeps the cluster", breaks="LIFE-1", patch=completion(drain_keeps_cluster)),
     Mutant(name="a delete keeps the host", breaks="LIFE-8", patch=completion(delete_keeps_host)),
+    Mutant(
+        name="a machine that was not reset goes to another cluster",
+        breaks="LIFE-9",
+        patch=lambda: replaced(reset.reuse_fault, lambda _record, _cluster: ""),
+        making=Making(backend=lambda count: StagedBackend(count, limits=Limits(reset=Reset.NONE))),
+    ),
+    Mutant(
+        name="a drain without a reset forgets the cluster",
+        breaks="LIFE-9",
+        patch=lambda: replaced(reset.drained, lambda _before, after, _reset: after),
+        making=Making(backend=lambda count: StagedBackend(count, limits=Limits(reset=Reset.NONE))),
+    ),
     Mutant(name="a drain drops the host", breaks="LIFE-6", patch=completion(drain_drops_host)),
     Mutant(name="the cluster shows at completion only", breaks="LIFE-5", patch=acceptance(cluster_at_completion)),
     Mutant(name="the metadata shows at completion only", breaks="META-4", patch=acceptance(metadata_at_completion)),

@@ -11,7 +11,7 @@ from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.conformance.runner import BehaviourOutcome, Verdict
 from bigfleet.conformance.slots import slots_min
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import MachineView, Op
+from bigfleet.provider.backend import Limits, MachineView, Op, Reset
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -43,6 +43,18 @@ def test_the_kit_is_certified(backend: type[FakeBackend], seed: int) -> None:
     assert faults_of(report) == []
     assert report.verdict is Verdict.CERTIFIED
     assert report.count(BehaviourOutcome.PASSED) == len(behaviours_of(PROFILES))
+
+
+def test_a_provider_that_resets_nothing_is_certified() -> None:
+    """Each of its machines serves one cluster between a Create and a Delete."""
+
+    def backend(count: int) -> FakeBackend:
+        return FakeBackend(count, limits=Limits(reset=Reset.NONE))
+
+    report = certified(plan_of(), Making(backend=backend))
+
+    assert faults_of(report) == []
+    assert report.verdict is Verdict.CERTIFIED
 
 
 def test_machines_are_given_the_bootstrap_data_of_the_plan() -> None:

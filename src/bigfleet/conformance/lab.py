@@ -28,7 +28,7 @@ from bigfleet.conformance.ports import (
     Request,
     Status,
 )
-from bigfleet.conformance.slots import Slots
+from bigfleet.conformance.slots import NO_RESET, RESET_LABEL, Slots
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
@@ -129,6 +129,8 @@ class Lab:
     shard: str = ""
     _sequence: int = 0
     _taken: list[str] = field(default_factory=list)
+    #: Of machines that their drain does not reset, as far as this behaviour bound them.
+    _former_clusters: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.shard = self.new_shard()
@@ -142,6 +144,10 @@ class Lab:
     def new_cluster(self) -> str:
         """Return a cluster id that no provider has seen."""
         return f"cluster-{self.ids.new_id()}"
+
+    def next_cluster(self, machine_id: str) -> str:
+        """Return a cluster for the next binding: a new one, or the former one of a machine that no drain resets."""
+        return self._former_clusters.get(machine_id) or self.new_cluster()
 
     def new_machine_id(self) -> str:
         """Return an id that no provider offers."""
@@ -207,6 +213,8 @@ class Lab:
             reading = await self.get(machine_id)
             readings.append(reading)
             if reading.state not in TRANSITIONAL_STATES:
+                if reading.cluster and reading.labels.get(RESET_LABEL) == NO_RESET:
+                    self._former_clusters[machine_id] = reading.cluster
                 return Way(tuple(readings))
             if self.clock.monotonic_seconds() >= until_seconds:
                 broken(f"{machine_id} settles within {seconds_max:g} s", machine_text(reading))
@@ -288,8 +296,9 @@ class Lab:
     async def configure(
         self, machine_id: str, cluster: str = "", metadata: Mapping[str, str] | None = None
     ) -> MachineSeen:
-        """Bind an IDLE machine and return it as read. Raises Broken."""
-        request = Configure(machine_id, cluster or self.new_cluster(), metadata or {"conformance": "x"}, self.blob)
+        """Bind an IDLE machine, by default to its next cluster, and return it as read. Raises Broken."""
+        cluster = cluster or self.next_cluster(machine_id)
+        request = Configure(machine_id, cluster, metadata or {"conformance": "x"}, self.blob)
         return (await self.way(request, _S.CONFIGURED)).end
 
     async def drain(self, machine_id: str) -> MachineSeen:

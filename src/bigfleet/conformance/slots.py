@@ -13,6 +13,10 @@ from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.model.states import MachineState
 
 FAULT_LABEL_PREFIX = "conformance.fault/"
+#: What a drain of the machine resets (docs/spec/provider.md §8); absent is not declared.
+RESET_LABEL = "bigfleet.dev/reset"
+NO_RESET = "none"
+RESETS = (NO_RESET, "reboot", "reimage")
 _CORE_SLOTS_MIN = 64
 _SLOTS_MIN = 16
 

@@ -27,6 +27,17 @@ def _no_entries() -> Mapping[str, str]:
     return _EMPTY
 
 
+class Reset(Enum):
+    """What a Drain does to what the former cluster left on a machine: credentials, volumes, images."""
+
+    #: Nothing. The machine returns only to the cluster that it came from, or is deleted.
+    NONE = "none"
+    #: It starts again from a disk that the cluster could not write to.
+    REBOOT = "reboot"
+    #: It gets a new disk, or is installed again.
+    REIMAGE = "reimage"
+
+
 class Transient(Exception):
     """The substrate may succeed if asked again with the same operation id."""
 
@@ -172,6 +183,8 @@ class Limits:
     resumable: frozenset[Kind] = frozenset()
     #: Threads of each kind for methods that are plain functions, and as many for the methods that are no call's.
     threads_max: int = 64
+    #: What a Drain leaves of the former cluster; None is not declared. The kit shows it as label `bigfleet.dev/reset`.
+    reset: Reset | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,22 +18,11 @@ from bigfleet.cli.provider.new import EXAMPLES
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.cli.provider.bmc_stubs import write_stubs
+from tests.cli.provider.exec_examples import PLACES, certify, example
 from tests.commands import run_here
 from tests.guides import executable
 from tests.patience import wait_until
 from tests.processes import bigfleet, free_port, serving
-
-CERTIFY_SECONDS_MAX = 900.0
-FAULT = shlex.join(bigfleet("provider", "fault", "--metrics-addr", "off"))
-PLACES = "--metrics-addr off --addr {addr} --state {state}"
-
-
-def example(name: str, folder: Path) -> Path:
-    """Write one of the examples."""
-    done = run_here("provider", "new", "--kind", "exec", str(folder), "--example", name)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == str(folder / name)
-    return folder / name
 
 
 @pytest.fixture
@@ -74,7 +62,7 @@ def rack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_wrong_call_exits_with_2_and_one_line(flags: tuple[str, ...], text: str, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("#!/bin/sh\n")
     verbs = ["create", "configure", "drain", *(["inventory"] if flags == ("--program", "./few") else [])]
-    answer = json.dumps({"api": 1, "provider": "few", "verbs": verbs})
+    answer = json.dumps({"api": 1, "provider": "few", "verbs": verbs, "reset": "none"})
     executable(tmp_path / "few", f"#!/bin/sh\necho '{answer}'\n")
     done = run_here("provider", "exec", "--state", "s.db", *flags, cwd=tmp_path)
 
@@ -114,7 +102,7 @@ def test_what_new_does_not_know_is_refused(arguments: tuple[str, ...], text: str
 SLOW = """#!/bin/sh
 cd "$(dirname "$0")"
 case $1 in
-describe) echo '{"api": 1, "provider": "slow", "verbs": ["inventory", "create", "configure", "drain"],
+describe) echo '{"api": 1, "provider": "slow", "verbs": ["inventory", "create", "configure", "drain"], "reset": "none",
                  "resumable": ["create"]}' ;;
 inventory)
     if [ -e misconfigured ]; then echo 'no credentials' >&2; exit 78; fi
@@ -177,29 +165,6 @@ def test_a_configuration_error_of_the_program_is_shown_by_readyz_until_it_is_men
 
 
 # ---- certification ---------------------------------------------------------------------------------------------
-
-
-def certify(out: Path, launch: str) -> None:
-    """Assert that each behaviour of four profiles passes."""
-    launches = (
-        "--launch",
-        launch,
-        "--launch-fault",
-        f"{FAULT} --seed-count {{seeds}} --addr {{addr}} --state {{state}}",
-    )
-    done = subprocess.run(
-        bigfleet(
-            "conformance", "--profile", "core,cloud,delta,durable", "--patience=60s", "--out", str(out), *launches
-        ),
-        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
-        capture_output=True,
-        text=True,
-        timeout=CERTIFY_SECONDS_MAX,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    verdicts = json.loads((out / "report.json").read_text())["verdicts"]
-    assert verdicts == dict.fromkeys(("core", "cloud", "delta", "durable"), "CERTIFIED")
 
 
 @pytest.mark.long

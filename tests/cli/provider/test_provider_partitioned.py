@@ -112,4 +112,4 @@ def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(tmp_path: Path)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["verdict"] == "CERTIFIED"
-    assert len(report["behaviours"]) == 57 + 5 + 6 + 7
+    assert len(report["behaviours"]) == 58 + 5 + 6 + 7

@@ -20,7 +20,7 @@ from bigfleet.cli.runtime.terminal import echo
 PYTHON_KIND: Final = "python"
 EXEC_KIND: Final = "exec"
 #: Programs for `bigfleet provider exec`; each is certified by a test.
-EXAMPLES: Final = ("folder.sh", "folder.py", "ipmi.sh")
+EXAMPLES: Final = ("folder.sh", "folder.py", "ipmi.sh", "kwok.sh")
 _PROGRAM_MODE: Final = 0o755
 NAME_CHARACTERS_MAX: Final = 40
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")

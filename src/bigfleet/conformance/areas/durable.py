@@ -104,7 +104,7 @@ async def ids_do_not_come_again(lab: Lab) -> None:
 async def _round(lab: Lab, machine_id: str) -> list[str]:
     """Bind and free a machine; return the ids of both operations."""
     ids = []
-    for request in (Configure(machine_id, lab.new_cluster(), {"k": "v"}, lab.blob), Drain(machine_id)):
+    for request in (Configure(machine_id, lab.next_cluster(machine_id), {"k": "v"}, lab.blob), Drain(machine_id)):
         ack = await lab.done(request)
         await lab.way_of(machine_id, ack)
         ids.append(ack.operation_id)

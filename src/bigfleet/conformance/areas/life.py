@@ -9,6 +9,7 @@ from bigfleet.conformance.expecting import expect
 from bigfleet.conformance.lab import QUIET_SECONDS, Lab
 from bigfleet.conformance.ports import Configure, Create, Delete, Drain, MachineSeen
 from bigfleet.conformance.profiles import ConformanceProfile
+from bigfleet.conformance.slots import NO_RESET, RESET_LABEL, RESETS
 from bigfleet.model.states import MachineState
 
 AREA = Area("LIFE")
@@ -126,3 +127,26 @@ async def only_deleting_on_the_way(lab: Lab) -> None:
     way = await lab.way(Delete(machine_id), _S.SPECULATIVE)
     way.expect_only(_S.DELETING, "while deleting only DELETING is seen")
     expect(way.end.host is None, "SPECULATIVE has no host after a Delete", machine_text(way.end))
+
+
+@AREA.behaviour(9, ConformanceProfile.CORE)
+async def no_other_cluster_without_a_reset(lab: Lab) -> None:
+    """A drained machine with label `bigfleet.dev/reset=none` goes to its former cluster only, any other one to each."""
+    machine = await lab.configured()
+    former, reset = machine.cluster, machine.labels.get(RESET_LABEL)
+    expect(reset in (None, *RESETS), f"label {RESET_LABEL} is one of {', '.join(RESETS)}", repr(reset))
+    await lab.drain(machine.id)
+    request = Configure(machine.id, lab.new_cluster(), {"k": "v"}, lab.blob)
+    if reset != NO_RESET:
+        await lab.way(request, _S.CONFIGURED)
+        return
+    answer = await lab.call(lab.stamped(request))
+    end = (await lab.way_of(machine.id)).end
+    expect(end.state is not _S.CONFIGURED, "a machine that was not reset serves no other cluster", machine_text(end))
+    if answer.is_ok:
+        # The provider found it out later: the operation failed, and the machine waits for its recovery.
+        return
+    expect(answer.is_refused, "Configure into another cluster is refused, not by the fence", answer.status.value)
+    expect(end.state is _S.IDLE, "the refusal leaves the machine IDLE", machine_text(end))
+    expect_unbound(end, "the refusal binds nothing")
+    await lab.configure(machine.id, former)

@@ -91,7 +91,7 @@ async def _churn(lab: Lab, machine_id: str, until_seconds: float) -> None:
     number = 0
     while number == 0 or lab.clock.monotonic_seconds() < until_seconds:
         number += 1
-        cluster, metadata = lab.new_cluster(), {"of": machine_id, f"round-{number}": "x"}
+        cluster, metadata = lab.next_cluster(machine_id), {"of": machine_id, f"round-{number}": "x"}
         bound = await lab.configure(machine_id, cluster, metadata)
         expect(bound.cluster == cluster, f"{machine_id} is bound to {cluster}", machine_text(bound))
         expect_same_map(bound.metadata, metadata, f"{machine_id}, round {number}")

@@ -38,6 +38,7 @@ from bigfleet.provider.backend import (
 )
 from bigfleet.provider.operations.invoke import lane_of, read_facts
 from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.records.reset import with_label
 
 _log = structlog.get_logger("bigfleet.provider.backends.multiplex")
 
@@ -118,7 +119,8 @@ class Multiplex:
             refused.extend(
                 (fact.id, f"the part of {prefix!r} must not speak of it") for fact in _outside(found.facts, prefix)
             )
-            facts.extend(_owned(found.facts, prefix, is_fixed=not isinstance(part, Deletes)))
+            owned = _owned(found.facts, prefix, is_fixed=not isinstance(part, Deletes))
+            facts.extend(with_label(fact, part.limits.reset) for fact in owned)
         if len(unread) >= len(parts) and not facts and isinstance(read[0], BaseException):
             raise read[0]
         return PartialFacts(

@@ -24,6 +24,7 @@ from bigfleet.provider.records.lifecycle import failed, new_record, recovered_wi
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
+from bigfleet.provider.records.reset import with_label
 from bigfleet.provider.records.validate import Fault, Reason, change_fault, facts_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
@@ -170,8 +171,14 @@ class InventoryReconciler:
             return {}
         records = self._ledger.view.snapshot()
         if self._is_inline:
-            return self._offers.slots(records)
-        return await asyncio.to_thread(self._offers.slots, records)
+            return self._labelled(self._offers.slots(records))
+        return self._labelled(await asyncio.to_thread(self._offers.slots, records))
+
+    def _labelled(self, slots: dict[str, Slot]) -> dict[str, Slot]:
+        reset = self._adapter.reset
+        if reset is None:
+            return slots
+        return {machine_id: with_label(slot, reset) for machine_id, slot in slots.items()}
 
     def is_offered(self, record: Record) -> bool:
         """Say whether there is a slot for a failed machine to be again; in doubt there is.
@@ -273,7 +280,8 @@ class InventoryReconciler:
         seen = {machine_id: _Seen(slot=slot) for machine_id, slot in offered.items()}
         faults = [(machine_id, Fault(Reason.ID, text)) for machine_id, text in inventory.refused]
         are_slots_taken = self._offers is None or not self._offers.replaces_inventory
-        for number, fact in enumerate(inventory.facts):
+        for number, stated in enumerate(inventory.facts):
+            fact = with_label(stated, self._adapter.reset)
             if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
             is_host = isinstance(fact, ExistingHost)

@@ -11,7 +11,7 @@ import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Host
+from bigfleet.provider.backend import Host, Reset
 from bigfleet.provider.inventory.reconcile import InventoryReconciler
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
@@ -19,6 +19,7 @@ from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.lifecycle import recovered_serving, recovered_slot, recovered_with_host
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
+from bigfleet.provider.records.reset import unbound
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.kit.administration")
@@ -50,6 +51,7 @@ class Administration:
         quarantine: FactsQuarantine,
         clock: Clock,
         metrics: ProviderMetrics,
+        reset: Reset | None,
     ) -> None:
         self._ledger = ledger
         self._work = work
@@ -58,6 +60,7 @@ class Administration:
         self._quarantine = quarantine
         self._clock = clock
         self._metrics = metrics
+        self._reset = reset
 
     def status(self, who: str) -> dict[str, Any]:
         """Return counts by state, the failed machines with age and error, the brake with its ids, the store."""
@@ -170,7 +173,7 @@ class Administration:
         ref, provider = record.machine.host.ref, record.machine.host.provider
         if state is MachineState.IDLE:
             host = Host(ref=ref, node_name=record.host_node_name, price_usd_per_hour=record.declared_price_usd_per_hour)
-            return recovered_with_host(record, host, provider, now)
+            return unbound(record, recovered_with_host(record, host, provider, now), self._reset)
         return recovered_serving(record, Host(ref=ref), provider, now)
 
 

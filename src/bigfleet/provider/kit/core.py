@@ -34,6 +34,7 @@ from bigfleet.provider.records.lifecycle import accepted
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Operation, Record
 from bigfleet.provider.records.refusal import Code, NotReady, Refused, StoreDown
+from bigfleet.provider.records.reset import reuse_fault
 from bigfleet.provider.storage.blob_encryption import BlobKey
 from bigfleet.provider.storage.ledger import Change, Encode, Ledger
 from bigfleet.provider.storage.store import Store
@@ -165,6 +166,7 @@ class CapacityCore:
             quarantine=self.quarantine,
             clock=clock,
             metrics=metrics,
+            reset=adapter.reset,
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -411,6 +413,9 @@ class CapacityCore:
             raise Refused(Code.ABORTED, f"{message}{record.id} is {record.state.name}")
         if call.kind is Kind.DELETE and record.slot.fixed:
             raise Refused(Code.UNIMPLEMENTED, f"{record.id} is fixed capacity: it cannot be deleted")
+        fault = reuse_fault(record, call.cluster) if call.kind is Kind.CONFIGURE else ""
+        if fault:
+            raise Refused(Code.ABORTED, fault)
         return self._admitted(call, record)
 
     def _admitted(self, call: Call, record: Record) -> Change:

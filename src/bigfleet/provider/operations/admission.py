@@ -16,6 +16,7 @@ from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.lifecycle import new_record
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
+from bigfleet.provider.records.reset import with_label
 from bigfleet.provider.records.validate import facts_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
@@ -93,7 +94,8 @@ class Admissions:
     def _wanted(self, admission: Admission) -> dict[str, Record | None]:
         wanted: dict[str, Record | None] = dict.fromkeys(admission.remove)
         now = self._clock.unix_nanos()
-        for slot in admission.add:
+        for added in admission.add:
+            slot = with_label(added, self._adapter.reset)
             fault = facts_fault(slot)
             if fault is not None:
                 self._quarantine.put(slot.id, fault)

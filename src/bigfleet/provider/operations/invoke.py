@@ -112,6 +112,8 @@ class BackendAdapter:
         self.admits: Admits | None = backend if isinstance(backend, Admits) else None
         #: HostRef.provider of every host.
         self.provider = provider or backend.provider
+        #: What a Drain leaves, as the author declared it.
+        self.reset = backend.limits.reset
         self._threads = threads
         #: Abandoned threads that still run, by machine.
         self._strays: Counter[str] = Counter()

@@ -26,6 +26,7 @@ from bigfleet.provider.records.kinds import EDGES, Kind, timeout_seconds
 from bigfleet.provider.records.lifecycle import completed, failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
 from bigfleet.provider.records.refusal import StoreDown
+from bigfleet.provider.records.reset import drained, host_with_label
 from bigfleet.provider.records.validate import host_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
@@ -351,7 +352,12 @@ class OperationRunner:
                 if fault is not None:
                     verdict = Failed(ErrorCode.BACKEND, f"create returned a bad host: {fault.text}")
             if isinstance(verdict, OperationDone):
-                settled, outcome = completed(record, verdict.result, self._adapter.provider, now), "ok"
+                result, reset = verdict.result, self._adapter.reset
+                if isinstance(result, Host):
+                    result = host_with_label(result, record.machine.labels)
+                settled, outcome = completed(record, result, self._adapter.provider, now), "ok"
+                if kind is Kind.DRAIN:
+                    settled = drained(record, settled, reset)
             else:
                 secrets = (job.blob.decode("utf-8", "replace"),)
                 settled = failed(

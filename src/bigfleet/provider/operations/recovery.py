@@ -26,6 +26,7 @@ from bigfleet.provider.records.lifecycle import (
     recovered_with_host,
 )
 from bigfleet.provider.records.record import ErrorCode, Record
+from bigfleet.provider.records.reset import unbound
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.operations.recovery")
@@ -204,4 +205,4 @@ class Recovery:
         assert found.host is not None, "only NO_HOST has no host"
         if found.kind is FoundKind.SERVING:
             return recovered_serving(record, found.host, provider, now)
-        return recovered_with_host(record, found.host, provider, now)
+        return unbound(record, recovered_with_host(record, found.host, provider, now), self._adapter.reset)

@@ -164,7 +164,7 @@ def _unbound(record: Record, state: MachineState, now_unix_nanos: int) -> Record
 
 def without_host(record: Record, now_unix_nanos: int) -> Record:
     """Return the record as the slot that it is without its host: SPECULATIVE, the slot's facts, no binding."""
-    record = replace(_without_host_pushes(record), host_node_name="")
+    record = replace(_without_host_pushes(record), host_node_name="", former_cluster="")
     machine = replace(record.machine, host=NO_HOST, last_error="")
     record = _unbound(replace(record, machine=machine, failure=None), MachineState.SPECULATIVE, now_unix_nanos)
     return with_facts(record, record.slot)

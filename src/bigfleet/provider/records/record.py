@@ -85,6 +85,8 @@ class Record:
     failure: Failure | None = None
     #: The store's number of the last change that a reader can see; 0 before the first commit.
     revision: int = 0
+    #: The cluster whose data the host still holds after a Drain that resets nothing; it may serve no other.
+    former_cluster: str = ""
     #: The revision of the last change of state.
     state_revision: int = 0
     #: The record as List sends it, in pieces that may be shared; opaque here.

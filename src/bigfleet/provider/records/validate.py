@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType
-from bigfleet.provider.backend import ExistingHost, Host, Slot
+from bigfleet.provider.backend import ExistingHost, Host, Reset, Slot
 from bigfleet.provider.records.record import Record
+from bigfleet.provider.records.reset import RESET_LABEL
 
 
 class Reason(Enum):
@@ -37,6 +38,7 @@ class Fault(NamedTuple):
 
 _ID = re.compile(r"[A-Za-z0-9._:/@-]{1,253}", re.ASCII)
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|Ki|Mi|Gi)?", re.ASCII)
+_RESETS = tuple(reset.value for reset in Reset)
 _FORBIDDEN_LABELS = frozenset(
     {
         "instance-type",
@@ -94,6 +96,9 @@ def labels_fault(labels: Mapping[str, str]) -> Fault | None:
     for key in sorted(labels):
         if key in _FORBIDDEN_LABELS:
             return Fault(Reason.LABEL, f"label {key!r} shadows a field of the record; leave it out")
+    reset = labels.get(RESET_LABEL)
+    if reset is not None and reset not in _RESETS:
+        return Fault(Reason.LABEL, f"label {RESET_LABEL!r} is {reset[:64]!r}; write one of {', '.join(_RESETS)}")
     return None
 
 

@@ -58,6 +58,7 @@ class _Row(msgspec.Struct, frozen=True, omit_defaults=True):
     failures_in_row: int = 0
     failure: _FailureRow | None = None
     state_revision: int = 0
+    former_cluster: str = ""
 
 
 class _ReadRow(_Row, frozen=True):
@@ -159,6 +160,7 @@ def encode_record(record: Record) -> bytes:
             if failure is None
             else _FailureRow(code=failure.code.value, source=failure.source.value, hold_seconds=failure.hold_seconds),
             state_revision=record.state_revision,
+            former_cluster=record.former_cluster,
         )
     )
 
@@ -234,6 +236,7 @@ def decode_record(
         ),
         revision=revision,
         state_revision=row.state_revision,
+        former_cluster=intern(row.former_cluster),
     )
 
 

@@ -214,7 +214,12 @@ async def test_with_reset_none_a_machine_returns_only_to_its_former_cluster(tmp_
     assert ec2.roots == {}
     assert (await configured(core)).state is MachineState.CONFIGURED
     await drained(core)
-    record = await configured(core, cluster="team-b")
+    text = f"{MACHINE} served team-a and its drain resets nothing: it can only return to team-a, or be deleted"
+    assert await refusal_of(core.configure(MACHINE, "team-b", BLOB, {})) == (Code.ABORTED, text)
+    # A provider without its state knows it by the tag.
+    await core.stop()
+    without_state = await serve(make_backend(tmp_path, ec2, reset="none"))
+    record = await configured(without_state, cluster="team-b")
     text = f"{ref} served team-a and was not reset: it can only return to team-a"
     assert record.machine.last_error == f"BACKEND: AwsRefused: {text}"
 
@@ -268,13 +273,13 @@ async def test_a_provider_that_was_restarted_knows_what_was_not_reset(tmp_path: 
     orders = len(ec2.calls["CreateTags"])
     backend = make_backend(tmp_path, ec2, reset="delete-only")
     again = await serve(backend, store=store_in(tmp_path), failed_hold_seconds=60.0, reconcile_interval_seconds=1e6)
-    record = await configured(again, cluster="team-b")
+    record = await configured(again, cluster="team-a")
     assert "served team-a and was not reset" in record.machine.last_error
     # It is in no cluster: the binding that never came into effect is cleared.
     await ec2.clock.sleep(1000)
     record = await again.get(MACHINE)
     assert (record.state, record.machine.cluster) == (MachineState.IDLE, "")
-    code, _text = await refusal_of(again.configure(MACHINE, "team-b", BLOB, {}))
+    code, _text = await refusal_of(again.configure(MACHINE, "team-a", BLOB, {}))
     assert code is Code.RESOURCE_EXHAUSTED
     assert len(ec2.calls["CreateTags"]) == orders
 

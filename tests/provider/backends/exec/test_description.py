@@ -8,11 +8,17 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
+from bigfleet.provider.backend import Reset
 from bigfleet.provider.backends.exec.description import Description, DescriptionFault, describe
 from bigfleet.provider.programs.runner import ProgramRunner
 from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
 
-SOUND: Mapping[str, Any] = {"api": 1, "provider": "rack-7", "verbs": ["inventory", "create", "configure", "drain"]}
+SOUND: Mapping[str, Any] = {
+    "api": 1,
+    "provider": "rack-7",
+    "verbs": ["inventory", "create", "configure", "drain"],
+    "reset": "reimage",
+}
 
 
 async def described(folder: Path, answer: str, *, needs_inventory: bool = True, code: int = 0) -> Description:
@@ -34,6 +40,13 @@ async def test_what_a_program_leaves_out_has_defaults(tmp_path: Path) -> None:
         assert limits.rate_per_second is None
 
 
+@pytest.mark.parametrize("reset", list(Reset))
+async def test_the_reset_is_taken(reset: Reset, tmp_path: Path) -> None:
+    description = await described(tmp_path, json.dumps({**SOUND, "reset": reset.value}))
+
+    assert description.limits.reset is reset
+
+
 async def test_limits_are_taken(tmp_path: Path) -> None:
     limits = {"create": {"concurrency": 4, "timeout": "10m", "rate": 2}, "inventory": {"timeout": "90s"}}
     description = await described(tmp_path, json.dumps({**SOUND, "resumable": ["create"], "limits": limits}))
@@ -48,6 +61,8 @@ WRONG = [
     ({"api": 2, "new": 1}, "describe: api is 2, this version runs programs of api 1"),
     ({"colour": "red"}, "Object contains unknown field `colour`"),
     ({"provider": ""}, "describe: provider is empty"),
+    ({"reset": ""}, "describe: reset: is missing; say what a drain does to the host: none, reboot, reimage"),
+    ({"reset": "wipe"}, "describe: reset: 'wipe' is unknown; say what a drain does to the host: none, reboot, reimage"),
     ({"provider": "rack 7"}, "describe: provider has the character ' '"),
     ({"verbs": ["inventory", "create", "drain"]}, "describe: verbs: configure is missing"),
     ({"verbs": ["create", "configure", "drain"]}, "describe: verbs: inventory is missing"),

@@ -101,7 +101,9 @@ class Rack:
         return runs.read_text().split().count(verb) if runs.exists() else 0
 
     async def described(self, verbs: tuple[str, ...] = ALL, **more: object) -> Description:
-        self.answer("describe", json.dumps({"api": 1, "provider": "rack-7", "verbs": verbs, **more}))
+        self.answer(
+            "describe", json.dumps({"api": 1, "provider": "rack-7", "verbs": verbs, "reset": "reimage", **more})
+        )
         return await describe(self.calls.runner, needs_inventory="inventory" in verbs, concurrency=16)
 
     async def backend(self, verbs: tuple[str, ...] = ALL) -> ExecBackend:

@@ -14,7 +14,7 @@ import msgspec
 
 from bigfleet.files.durations import duration_seconds
 from bigfleet.model.ids import identifier_fault
-from bigfleet.provider.backend import KindLimits, Limits
+from bigfleet.provider.backend import KindLimits, Limits, Reset
 from bigfleet.provider.programs.runner import LOOK_SECONDS_MAX, ProgramRunner, decoded
 from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
 
@@ -29,6 +29,7 @@ _ANSWER_BYTES_MAX: Final = 1 << 20
 INVENTORY: Final = "inventory"
 READY: Final = "ready"
 _KINDS: Final = MappingProxyType({kind.value: kind for kind in Kind})
+_RESETS: Final = tuple(reset.value for reset in Reset)
 _REQUIRED: Final = (Kind.CREATE.value, Kind.CONFIGURE.value, Kind.DRAIN.value)
 _VERBS: Final = (DESCRIBE, INVENTORY, *_KINDS, "adopt", READY, "compensate", "feed")
 
@@ -48,6 +49,8 @@ class _Description(msgspec.Struct, forbid_unknown_fields=True):
     api: int
     provider: str
     verbs: list[str]
+    #: Checked by hand, for a text that names the values.
+    reset: str = ""
     resumable: list[str] = []
     limits: dict[str, _VerbLimits] = {}
 
@@ -104,10 +107,17 @@ def _checked(said: _Description, *, needs_inventory: bool, concurrency: int) -> 
             raise DescriptionFault(f"describe: verbs: {verb} is missing; every program has it")
     if needs_inventory and INVENTORY not in verbs:
         raise DescriptionFault("describe: verbs: inventory is missing; name it, or give the slots by --offerings")
+    if said.reset not in _RESETS:
+        text = f"{said.reset!r} is unknown" if said.reset else "is missing"
+        raise DescriptionFault(f"describe: reset: {text}; say what a drain does to the host: {', '.join(_RESETS)}")
     return Description(
         provider=said.provider,
         verbs=verbs,
-        limits=Limits(kinds=_kinds(said, verbs, concurrency), resumable=_resumable(said, verbs)),
+        limits=Limits(
+            kinds=_kinds(said, verbs, concurrency),
+            resumable=_resumable(said, verbs),
+            reset=Reset(said.reset),
+        ),
         inventory_seconds_max=_inventory_seconds(said),
     )
 

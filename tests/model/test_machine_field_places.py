@@ -130,7 +130,7 @@ def _names(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def _is_passed_on(attribute: ast.Attribute, parent: ast.AST) -> bool:
-    """Say whether the value of an attribute is an argument, an item of a tuple or list, or assigned."""
+    """Return whether the value of an attribute is an argument, an item of a tuple or list, or assigned."""
     if isinstance(parent, ast.Call):
         return attribute is not parent.func
     return isinstance(parent, ast.Tuple | ast.List) or isinstance(attribute.ctx, ast.Store)

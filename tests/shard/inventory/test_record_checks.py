@@ -69,7 +69,7 @@ async def test_hostile_records_are_rejected_and_the_others_are_taken(others: int
     records = [machine_to_wire(each, {}) for each in (*hostile_records(), *honest)]
     content = provider_pb2.MachineList(machines=records).SerializeToString()
     world.provider.listings.append(await read_listing(content, LoopClock()))
-    await world.shard.reconciler.run(world.shard.actuator)
+    await world.shard.reconciler.run()
 
     assert {each.id for each in world.shard.inventory} == {each.id for each in honest}
     assert world.metric("machines_rejected_total", reason="limits") == len(HOSTILE) - 1

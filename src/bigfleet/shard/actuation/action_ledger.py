@@ -60,7 +60,7 @@ class ActionLedger:
         return self._pending
 
     def is_pending(self, machine_id: str) -> bool:
-        """Say whether an action of this machine waits or runs."""
+        """Return whether an action of this machine waits or runs."""
         return machine_id in self._pending
 
     def pending(self, machine_id: str) -> ActionRecord | None:
@@ -80,7 +80,7 @@ class ActionLedger:
         return frozenset(self._touched)
 
     def was_pending_since_view(self, machine_id: str) -> bool:
-        """Say whether the machine was pending at any time since `begin_view`; such a view may predate the call."""
+        """Return whether the machine was pending at any time since `begin_view`; such a view may predate the call."""
         return machine_id in self._touched
 
     # ---- the course of one action -------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class ActionLedger:
 
     @property
     def is_audited(self) -> bool:
-        """Say whether there is an audit log."""
+        """Whether there is an audit log."""
         return self._audit.is_on
 
     def set_aside(self, record: ActionRecord, disposition: Disposition) -> None:

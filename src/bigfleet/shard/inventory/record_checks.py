@@ -54,7 +54,7 @@ def cluster_fault(cluster: str) -> str | None:
 
 
 def are_ids_sound(ids: Sequence[str]) -> bool:
-    """Say at once whether all ids are sound that have no more bytes than an id may have."""
+    """Return at once whether all ids are sound that have no more bytes than an id may have."""
     joined = "".join(ids)
     return joined.isprintable() and " " not in joined and all(ids)
 

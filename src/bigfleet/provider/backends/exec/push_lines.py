@@ -80,7 +80,7 @@ class _LineQueue:
 
     @property
     def is_half_empty(self) -> bool:
-        """Say whether so many lines have been taken that the program may be read on."""
+        """Whether so many lines have been taken that the program may be read on."""
         return self._lines.qsize() == _WAITING_LINES_MAX // 2
 
 

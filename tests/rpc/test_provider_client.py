@@ -232,12 +232,14 @@ class TestAnswers:
         assert world.clock.turns == 3
 
     async def test_a_list_may_be_larger_than_grpcs_own_limit(self, world: World, provider: Provider) -> None:
-        """gRPC refuses messages over 4 MiB unless told otherwise."""
-        machine = provider_pb2.Machine(id="m", labels={"notes": "x" * 5_000_000})
-        world.servicer.listing = provider_pb2.MachineList(machines=[machine])
+        """By default gRPC refuses messages over 4 MiB."""
+        notes = {"notes": "x" * 100_000}
+        machines = [provider_pb2.Machine(id=f"m{number}", labels=notes) for number in range(50)]
+        world.servicer.listing = provider_pb2.MachineList(machines=machines)
         listing = await provider.list(b"")
 
-        assert len(listing.records[0].machine.labels["notes"]) == 5_000_000
+        assert {len(each.machine.labels["notes"]) for each in listing.records} == {100_000}
+        assert len(listing.records) == 50
 
 
 class TestRefusals:

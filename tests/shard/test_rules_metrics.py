@@ -75,7 +75,7 @@ BOUNDED: dict[str, dict[str, set[str]]] = {
         "phase": {"reconcile", "snapread", "phase1", "phase2", "phase3", "emit", "execute"}
     },
     "reconcile_total": {"mode": {"full", "delta"}, "outcome": {"ok", "error", "braked"}},
-    "machines_rejected_total": {"reason": {"price", "interruption_probability", "structural"}},
+    "machines_rejected_total": {"reason": {"price", "interruption_probability", "structural", "limits"}},
     "shortfalls_aged": {"bucket": {"1-9", "10-59", "60-299", "300+"}},
     "rollups_total": {"result": {"accepted", "unchanged", "held", "rejected", "misrouted", "retired", "superseded"}},
     "session_lifecycle_total": {"event": {"installed", "removed", "replaced", "overflowed", "unresponsive"}},

@@ -65,8 +65,9 @@ def test_every_module_that_the_page_names_exists() -> None:
 
 
 def _attribute_of_self(node: ast.AST) -> str | None:
-    is_of_self = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return node.attr if is_of_self else None  # type: ignore[attr-defined]
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return node.attr
+    return None
 
 
 def construction(methods: dict[str, ast.FunctionDef], name: str = "__init__") -> Iterator[ast.stmt]:
@@ -89,7 +90,7 @@ def forward_lambdas(tree: ast.Module) -> list[str]:
         for place, statement in enumerate(statements):
             for node in ast.walk(statement):
                 name = _attribute_of_self(node)
-                if name is not None and isinstance(node.ctx, ast.Store):  # type: ignore[attr-defined]
+                if name is not None and isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                     made.setdefault(name, place)
         for place, statement in enumerate(statements):
             for each in (node for node in ast.walk(statement) if isinstance(node, ast.Lambda)):
@@ -166,7 +167,8 @@ def late_callbacks(tree: ast.Module) -> list[str]:
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 for part, value in _pairs(target, node.value):
                     owner = _owner(part)
-                    if owner and owner not in imported and part.attr not in SWITCHES:  # type: ignore[attr-defined]
+                    name = part.attr if isinstance(part, ast.Attribute) else ""
+                    if owner and owner not in imported and name not in SWITCHES:
                         found.extend([f"line {node.lineno}: {ast.unparse(part)}"] * _is_callback(value, functions_here))
         for child in ast.iter_child_nodes(node):
             look(child, functions_here)

@@ -68,7 +68,7 @@ async def test_hostile_objects_end_nothing() -> None:
 
 
 async def test_nodes_that_claim_a_machine_of_another_cluster_report_nothing_of_it() -> None:
-    """Labels, annotations and provider ids are written by whoever may write Nodes; the shard's frames decide."""
+    """Labels, annotations and provider ids may be written by all who write Nodes; the shard's frames decide."""
     world = World()
     stream = await world.start()
     stream.say(NodeStateUpdate(machine_id="m", cluster_id="blue", state=MachineState.CONFIGURED, provider_id="sim://m"))

@@ -1,6 +1,6 @@
 """Queues decided actions and runs a bounded number of them at the same time.
 
-docs/spec/shard.md §8. Nothing here ever blocks the cycle: what finds no room is dropped and derived again. Which
+docs/spec/shard.md §8. The cycle is never blocked: what finds no room is dropped and derived again. Which
 machine has an action is in `action_ledger`, how many run at a time in `action_slots`, and their steps in `executors`.
 """
 

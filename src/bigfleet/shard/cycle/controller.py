@@ -362,7 +362,7 @@ class Shard:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine is ready and the first reconcile has succeeded, whatever became of later ones."""
+        """Whether the engine is ready and the first reconcile has succeeded; later ones may have failed."""
         return self._has_reconciled and self._decider.is_ready
 
     async def run(self) -> None:

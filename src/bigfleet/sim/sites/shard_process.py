@@ -1,6 +1,6 @@
 """Makes the real shard for a simulated process: its calls cross the simulated network, and its work runs inline.
 
-Both simulators make their shards here. Nothing here may watch or change what a shard decides.
+Both simulators make their shards with it. It must not watch or change what a shard decides.
 """
 
 from collections.abc import Callable

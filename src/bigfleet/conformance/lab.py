@@ -241,15 +241,25 @@ class Lab:
 
     async def slot(self) -> str:
         """Return a SPECULATIVE machine, lent until the behaviour ends. Raises NoSlots or Broken."""
-        takes = 0
-        while True:
-            machine_id = self.slots.take_free(self.draws)
-            machine = await self.get(machine_id)
-            if machine.state is _S.SPECULATIVE:
-                self._taken.append(machine_id)
-                return machine_id
-            takes += 1
-            expect(takes < _TAKES_MAX, "slots stay SPECULATIVE between calls", machine_text(machine))
+        seen = ""
+        #: Slots that share room with machines in use: they are offered again when that is free.
+        without_room: list[str] = []
+        try:
+            for _ in range(_TAKES_MAX):
+                machine_id = self.slots.take_free(self.draws)
+                answer = await self.call(Get(machine_id))
+                if answer.status is Status.NOT_FOUND:
+                    without_room.append(machine_id)
+                    seen = f"{machine_id}: {answer.status.value}"
+                    continue
+                machine = _machine_of(expect_ok(answer, "Get of a machine that is listed"), machine_id)
+                if machine.state is _S.SPECULATIVE:
+                    self._taken.append(machine_id)
+                    return machine_id
+                seen = machine_text(machine)
+            broken("slots stay SPECULATIVE between calls", seen)
+        finally:
+            self.slots.free.extend(without_room)
 
     async def idle(self) -> str:
         """Return an IDLE machine, lent until the behaviour ends. Raises NoSlots or Broken."""

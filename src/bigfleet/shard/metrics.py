@@ -49,6 +49,8 @@ SUPERSEDED = "superseded"
 SHED_LIMITS = ("rollup_rows", "reading_turn", "session_bytes", "first_frames", "malformed_frames", "clusters")
 #: 10 ms × 2^0…19.
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
+#: 2 ms × 2^0…12; each bucket of the phases is seven series.
+_BUCKETS_D = tuple(0.002 * 2**n for n in range(13))
 #: Settings of the cluster policy that limit demand.
 DEMAND_LIMITS = ("priority", "penalty", "rows", "machines", "dollars")
 #: `snapread` ends when the demand is folded, `phase1` to `phase3` are those of the engine.
@@ -86,7 +88,7 @@ class ShardMetrics:
     def __init__(self, registry: CollectorRegistry, inventory: Inventory) -> None:
         counter, gauge, histogram = _makers(registry)
         self.cycle_duration = histogram("cycle_duration_seconds", "One cycle", _BUCKETS_A)
-        self.cycle_phase = histogram("cycle_phase_duration_seconds", "One phase of a cycle", _BUCKETS_A, ["phase"])
+        self.cycle_phase = histogram("cycle_phase_duration_seconds", "One phase of a cycle", _BUCKETS_D, ["phase"])
         self.cycle_failures = counter("cycle_failures_total", "Cycles that ended in an error")
         self.cycle_last_success = gauge("cycle_last_success_timestamp_seconds", "When a cycle last finished")
         self.engine_divergences = counter(

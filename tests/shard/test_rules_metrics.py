@@ -30,8 +30,8 @@ def specified() -> dict[str, str]:
     for names, kind in re.findall(r"^\| ([a-z_, *]+?) \| ([^|]*?) \|", table, re.MULTILINE):
         for name in re.findall(r"[a-z_]+", names):
             if name != "name":
-                told = re.search(r"hist ([ABC])", kind)
-                found[name] = f"hist {told[1]}" if told else "counter" if name.endswith("_total") else "gauge"
+                letter = re.search(r"hist ([A-D])", kind)
+                found[name] = f"hist {letter[1]}" if letter else "counter" if name.endswith("_total") else "gauge"
     return found
 
 

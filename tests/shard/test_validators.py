@@ -15,7 +15,7 @@ from bigfleet.shard.ports import JoinGate, ShardSettings
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState
-M0, IDLE0, NOBODY = MachineId("m0"), MachineId("idle0"), MachineId("nobody")
+M0, IDLE0, UNKNOWN = MachineId("m0"), MachineId("idle0"), MachineId("unknown")
 
 
 async def living_world() -> World:
@@ -42,8 +42,8 @@ def _swapped_rows(shard: Shard) -> None:
 
 
 def _other_record(shard: Shard) -> None:
-    shard.ledger._pending[NOBODY] = next(iter(shard.ledger.history))
-    shard.ledger._touched.add(NOBODY)
+    shard.ledger._pending[UNKNOWN] = next(iter(shard.ledger.history))
+    shard.ledger._touched.add(UNKNOWN)
 
 
 def _two_frames_of_a_key(shard: Shard) -> None:
@@ -58,7 +58,7 @@ PLANTED: dict[str, tuple[Callable[[Shard], object], str]] = {
         lambda shard: shard.inventory._idle_since_seconds.update({M0: 1.0}), "idle-since stamps"
     ),
     "a state stamp of no machine": (
-        lambda shard: shard.inventory._state_since_unix_nanos.update({NOBODY: 1}), "state-since stamp"
+        lambda shard: shard.inventory._state_since_unix_nanos.update({UNKNOWN: 1}), "state-since stamp"
     ),
     "a cluster that is counted twice": (lambda shard: shard.inventory._count("c1", 1), "clusters carry"),
     "a machine that the columns lost": (lambda shard: shard.inventory._store.remove(IDLE0), "other machines"),
@@ -68,10 +68,10 @@ PLANTED: dict[str, tuple[Callable[[Shard], object], str]] = {
         lambda shard: shard.inventory._store._waiting.update({M0: (5, 0, 0, 0, 0, 0.0)}), "waits for one"
     ),
     "an action of another machine": (_other_record, "another's record"),
-    "a slot without an action": (lambda shard: shard.actuator._slots._held.add(NOBODY), "without an action"),
+    "a slot without an action": (lambda shard: shard.actuator._slots._held.add(UNKNOWN), "without an action"),
     "a key without a frame": (_two_frames_of_a_key, "a key without a frame"),
     "an overdue machine that is not missing": (
-        lambda shard: shard.publisher.joins._overdue.update({"c1": {NOBODY: None}}), "is not missing"
+        lambda shard: shard.publisher.joins._overdue.update({"c1": {UNKNOWN: None}}), "is not missing"
     ),
     "deadlines out of order": (
         lambda shard: shard.publisher.joins._due.append((-1.0, [M0])), "not ascending"

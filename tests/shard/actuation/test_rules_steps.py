@@ -354,14 +354,14 @@ async def test_an_instruction_names_machine_provider_id_node_grace_and_reason() 
     operator.report()
     await world.cycle()
     await world.cycle()
-    told = [frame for frame in operator.frames if isinstance(frame, ReclaimInstruction)]
+    sent = [frame for frame in operator.frames if isinstance(frame, ReclaimInstruction)]
 
-    assert [(each.machine_ids, each.provider_ids, each.nodes) for each in told] == [
+    assert [(each.machine_ids, each.provider_ids, each.nodes) for each in sent] == [
         (("m1",), ("test://host-m1",), ("m1",)),
         (("m2",), ("test://host-m2",), ("n2",)),
     ]
-    assert {(each.grace_seconds, each.preemptor_priority, each.reason) for each in told} == {(600, 0, "reclaim")}
-    assert [each.instruction_id for each in told] == [each.action_id for each in world.shard.ledger.history]
+    assert {(each.grace_seconds, each.preemptor_priority, each.reason) for each in sent} == {(600, 0, "reclaim")}
+    assert [each.instruction_id for each in sent] == [each.action_id for each in world.shard.ledger.history]
 
 
 @pytest.mark.rule("shard 9.3/10")
@@ -381,8 +381,8 @@ async def test_an_instruction_says_why(kind: ActionKind, tag: str, reason: str) 
     world.shard.actuator.enqueue((decided,), 1)
     await world.shard.actuator.run_inline()
 
-    told = [frame for frame in operator.frames if isinstance(frame, ReclaimInstruction)]
-    assert [(each.reason, each.grace_seconds, each.preemptor_priority) for each in told] == [(reason, 30, 7)]
+    sent = [frame for frame in operator.frames if isinstance(frame, ReclaimInstruction)]
+    assert [(each.reason, each.grace_seconds, each.preemptor_priority) for each in sent] == [(reason, 30, 7)]
 
 
 @pytest.mark.rule("shard 9.3/4")
@@ -393,8 +393,8 @@ async def test_a_drain_without_a_session_is_warned_of() -> None:
     with capture_logs() as logs:
         await world.shard.actuator.run_inline()
 
-    (told,) = [line for line in logs if line["event"] == "drain.started_without_session"]
-    assert (told["log_level"], told["machine"], told["cluster"]) == ("warning", "m1", "c1")
+    (sent,) = [line for line in logs if line["event"] == "drain.started_without_session"]
+    assert (sent["log_level"], sent["machine"], sent["cluster"]) == ("warning", "m1", "c1")
     assert (world.provider.grace_seconds, world.metric("drains_without_session_total")) == ({"m1": 600}, 1)
 
 

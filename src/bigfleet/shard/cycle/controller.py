@@ -104,7 +104,7 @@ class Shard:
         self.inventory = Inventory()
         self.metrics = ShardMetrics(registry, self.inventory)
         self._clock = clock
-        #: Runs pure work off the loop; who asks for much of it keeps others from doing so at the same time.
+        #: Runs pure work off the loop; parts that ask for much of it take turns.
         self.compute = compute
         #: The last finished cycle, and the rows of its machines that could not be given away after it; replaced only.
         self.view = CycleView()

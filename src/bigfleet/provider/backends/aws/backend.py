@@ -45,7 +45,6 @@ from bigfleet.provider.backends.aws.errors import (
 )
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.inventory import (
-    LABEL_RESET,
     LEFT_AS_IT_IS,
     REIMAGE,
     capacity_type_of_instance,
@@ -70,6 +69,7 @@ from bigfleet.provider.backends.aws.reclaim_queue import HostOfMachine, ReclaimQ
 from bigfleet.provider.backends.aws.stockouts import StockoutMemory
 from bigfleet.provider.operations.dispatch import TokenBucket
 from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
+from bigfleet.provider.records.reset import RESET_LABEL
 
 _log = structlog.get_logger("bigfleet.provider.backends.aws")
 
@@ -231,7 +231,7 @@ class AwsBackend:
             replace(
                 offering.offering.template,
                 price_usd_per_hour=usd,
-                labels={**offering.offering.template.labels, LABEL_RESET: self._leaves()},
+                labels={**offering.offering.template.labels, RESET_LABEL: self._leaves()},
             ),
             offering.interruption_probability,
         )
@@ -262,7 +262,7 @@ class AwsBackend:
             capacity_type=capacity_type,
             resources=MappingProxyType({}) if known is None else known.machine.resources,
             allocatable=MappingProxyType({}) if known is None else known.machine.allocatable,
-            labels={LABEL_RESET: self._leaves()} if known is None else known.machine.labels,
+            labels={RESET_LABEL: self._leaves()} if known is None else known.machine.labels,
             price_usd_per_hour=usd,
         )
         return self._with_risk(slot, None)

@@ -13,10 +13,10 @@ from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import ExistingHost, KnownMachine, MachineLookup, Slot
 from bigfleet.provider.backends.aws.api import Ec2Instance
 from bigfleet.provider.backends.aws.launch import TAG_FORMER_CLUSTER, TAG_MACHINE, TAG_OPERATION
+from bigfleet.provider.records.reset import RESET_LABEL
 
 ORPHAN: Final = "orphan"
 #: What a Drain leaves on a machine: nothing, or everything.
-LABEL_RESET: Final = "bigfleet.dev/reset"
 REIMAGE: Final = "reimage"
 LEFT_AS_IT_IS: Final = "none"
 
@@ -59,7 +59,7 @@ def facts(
             slot = offered.get(machine_id) or describe_unoffered(instance)
             is_host = instance is host
             if TAG_FORMER_CLUSTER in instance.tags:
-                slot = replace(slot, labels={**slot.labels, LABEL_RESET: LEFT_AS_IT_IS})
+                slot = replace(slot, labels={**slot.labels, RESET_LABEL: LEFT_AS_IT_IS})
             fact_id = machine_id if is_host else orphan_id(provider, instance.id)
             found.append(
                 ExistingHost.of(replace(slot, id=fact_id), host_ref=instance.id, node_name=instance.private_dns)

@@ -21,10 +21,10 @@ from bigfleet.provider.backends.partitioned.ports import (
     NoRoom,
     Willingness,
 )
+from bigfleet.provider.records.reset import RESET_LABEL
 from bigfleet.provider.records.validate import facts_fault
 from bigfleet.provider.storage.codec import intern_map
 
-RESET_LABEL: Final = "bigfleet.dev/reset"
 _MIB_PER_GIB: Final = 1024
 _MILLI: Final = 1000
 

@@ -1,0 +1,107 @@
+"""`bigfleet provider exec` killed with SIGKILL during each verb that changes something, before and after its effect.
+
+docs/spec/exec-provider.md §2, docs/spec/provider.md §11 and §12. A real process, a real program, real gRPC, a real
+state file. The program of the killed provider runs on, or dies with it.
+"""
+
+import base64
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from bigfleet.rpc.wire.gen import provider_pb2 as pb
+from tests.cli.provider.provider_client import BLOB, VERBS
+from tests.cli.provider.rack_program import AFTER, BEFORE, MACHINE, ExecProvider, Rack, intent_key
+from tests.patience import wait_until
+
+pytestmark = pytest.mark.slow
+
+#: What became of the program that the killed provider had begun.
+RUNS_ON, DIES = "runs on", "dies with it"
+KILLS = [(verb, moment, orphan) for verb in VERBS for moment in (BEFORE, AFTER) for orphan in (RUNS_ON, DIES)]
+#: Of a program that resumes nothing: where the machine is in the end, by the moment of the kill.
+NOT_RESUMED = [
+    ("create", BEFORE, pb.MACHINE_STATE_SPECULATIVE),
+    ("create", AFTER, pb.MACHINE_STATE_IDLE),
+    ("configure", BEFORE, pb.MACHINE_STATE_IDLE),
+    ("configure", AFTER, pb.MACHINE_STATE_CONFIGURED),
+    ("drain", BEFORE, pb.MACHINE_STATE_CONFIGURED),
+    ("drain", AFTER, pb.MACHINE_STATE_IDLE),
+    ("delete", BEFORE, pb.MACHINE_STATE_IDLE),
+    ("delete", AFTER, pb.MACHINE_STATE_SPECULATIVE),
+]
+
+
+@pytest.mark.parametrize(("verb", "moment", "orphan"), KILLS)
+def test_a_kill_in_a_verb_is_carried_on_with_the_same_operation(
+    verb: str, moment: str, orphan: str, tmp_path: Path
+) -> None:
+    rack = Rack(tmp_path / "rack")
+    provider = ExecProvider(tmp_path, rack.program, intent_key(tmp_path))
+    with provider.served() as (client, pid):
+        client.live_until(verb, MACHINE)
+        rack.hold(moment, verb)
+        operation_id = client.accept(verb, MACHINE)
+        program = rack.wait_until_stopped(moment, verb)
+        os.kill(pid, signal.SIGKILL)
+    if orphan == DIES:
+        rack.kill(program)
+    with provider.served() as (client, _pid):
+        wait_until(lambda: len(rack.asked(verb)) == 2, provider.log.read_text)
+        rack.go_on(moment, verb)
+        machine = client.settled(MACHINE)
+        if orphan == RUNS_ON:
+            rack.wait_until_ended(program)
+        rack.check_end(verb, machine)
+        # The same call again is the same operation, and runs nothing.
+        assert client.accept(verb, MACHINE) == operation_id
+        rack.check_end(verb, client.get(MACHINE))
+    blob = base64.b64encode(BLOB).decode() if verb == "configure" else None
+    asked = [(each.id, each.attempt, each.blob) for each in rack.asked(verb)]
+    assert asked == [(operation_id, 1, blob), (operation_id, 2, blob)]
+    assert rack.effects(verb) == [operation_id]
+    # No verb of before it was run again.
+    assert all(len(rack.asked(former)) == 1 for former in VERBS[: VERBS.index(verb)])
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_kill_after_the_answer_was_stored_runs_nothing_again(verb: str, tmp_path: Path) -> None:
+    rack = Rack(tmp_path / "rack")
+    provider = ExecProvider(tmp_path, rack.program, intent_key(tmp_path))
+    with provider.served() as (client, pid):
+        client.live_until(verb, MACHINE)
+        operation_id = client.accept(verb, MACHINE)
+        stored = client.settled(MACHINE)
+        os.kill(pid, signal.SIGKILL)
+    with provider.served() as (client, _pid):
+        assert client.get(MACHINE) == stored
+        assert client.accept(verb, MACHINE) == operation_id
+        rack.check_end(verb, client.get(MACHINE))
+    assert provider.events("operation.resumed") == []
+    assert [(each.id, each.attempt) for each in rack.asked(verb)] == [(operation_id, 1)]
+    assert rack.effects(verb) == [operation_id]
+
+
+@pytest.mark.parametrize(("verb", "moment", "state"), NOT_RESUMED)
+def test_a_verb_that_is_not_resumable_is_not_run_again_and_its_outcome_is_looked_for(
+    verb: str, moment: str, state: int, tmp_path: Path
+) -> None:
+    rack = Rack(tmp_path / "rack", resumable=False)
+    provider = ExecProvider(tmp_path, rack.program, "--failed-hold=1s")
+    with provider.served() as (client, pid):
+        client.live_until(verb, MACHINE)
+        rack.hold(moment, verb)
+        operation_id = client.accept(verb, MACHINE)
+        program = rack.wait_until_stopped(moment, verb)
+        os.kill(pid, signal.SIGKILL)
+    rack.kill(program)
+    # Without its data only the readiness of a Configure is looked at, for its time.
+    rack.describe(resumable=False, configure="3s")
+    with provider.served() as (client, _pid):
+        wait_until(lambda: client.get(MACHINE).state == state, provider.log.read_text)
+        assert client.get(MACHINE).host.ref == rack.host
+        assert client.get(MACHINE).cluster == rack.cluster
+    assert [each.id for each in rack.asked(verb)] == [operation_id]
+    assert rack.effects(verb) == ([operation_id] if moment == AFTER else [])

@@ -170,8 +170,9 @@ def test_a_delete_needs_no_room(name: str, disk: SmallDisk, tmp_path: Path, monk
     assert list((disk.inside / "machines").iterdir()) == []
 
 
+@needs_small_disk
 def test_the_ipmi_example_serves_no_data_of_a_configure_that_had_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: SmallDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rack = tmp_path / "rack"
     program = example("ipmi.sh", rack)
@@ -180,14 +181,13 @@ def test_the_ipmi_example_serves_no_data_of_a_configure_that_had_no_room(
     for name, value in write_stubs(tmp_path).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("RACK_SEEDS", str(disk.folder / "seeds"))
     question = {"machine": {"id": "r1", "cluster": CLUSTER}, "operation": {"id": "op-1"}, "blob": "IyEvYmluL3NoCg=="}
-    seeds = rack / "seeds" / "r1"
-    seeds.mkdir(parents=True)
-    (seeds / "meta-data").symlink_to("/dev/full")
+    seeds = disk.inside / "seeds" / "r1"
 
     def run(verb: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [program, verb],
+            disk.command([str(program), verb]),
             input=json.dumps(question),
             capture_output=True,
             text=True,
@@ -196,11 +196,16 @@ def test_the_ipmi_example_serves_no_data_of_a_configure_that_had_no_room(
         )
 
     assert run("create").returncode == 0
-    # Its last file had no room, and the data was there by then.
-    assert run("configure").returncode not in (0, 75, 69, 78)
-    assert (seeds / "user-data").exists()
+    # There is room for the data, and none for the last file.
+    disk.fill()
+    disk.make_room(blocks=1)
+    failed = run("configure")
+    assert failed.returncode not in (0, 75, 69, 78)
+    assert "No space left on device" in failed.stderr or "I/O error" in failed.stderr, failed.stderr
+    assert list(seeds.iterdir()) == [], "what booting hosts fetch is not there, and no draft"
     assert json.loads(run("adopt").stdout) == {"found": "clean"}
-    assert list(rack.rglob("*user-data")) == [], "what booting hosts fetch is not there"
+    disk.make_room()
     done = run("configure")
     assert done.returncode == 0, done.stderr
     assert (seeds / "user-data").read_bytes() == BLOB
+    assert sorted(path.name for path in seeds.iterdir()) == ["meta-data", "user-data"]

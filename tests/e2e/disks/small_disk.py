@@ -16,6 +16,8 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 
 SIZE_BYTES = 16 * 1024 * 1024
 _FILLER = "filler"
+#: Of a tmpfs: a page.
+_BLOCK_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Root may mount in a mount namespace of its own, others in a user namespace of their own.
 _NAMESPACES = ("--mount",) if os.geteuid() == 0 else ("--user", "--map-root-user", "--mount")
 _MAY_MOUNT = subprocess.run(
@@ -44,7 +46,7 @@ class SmallDisk:
     def fill(self) -> None:
         """Leave no block free."""
         with (self.inside / _FILLER).open("ab", buffering=0) as file:
-            for size in (1 << 20, 1 << 12):
+            for size in (1 << 20, _BLOCK_BYTES):
                 # The last write of a size may be a part of it.
                 with suppress(OSError):
                     while True:
@@ -52,9 +54,13 @@ class SmallDisk:
         with pytest.raises(OSError, match="No space left on device"):
             (self.inside / "probe").write_bytes(b"x")
 
-    def make_room(self) -> None:
-        """Free what `fill` took."""
-        (self.inside / _FILLER).unlink()
+    def make_room(self, *, blocks: int | None = None) -> None:
+        """Free what `fill` took, or so many blocks of it."""
+        filler = self.inside / _FILLER
+        if blocks is None:
+            filler.unlink()
+        else:
+            os.truncate(filler, filler.stat().st_size - blocks * _BLOCK_BYTES)
 
 
 @contextmanager

@@ -105,3 +105,25 @@ def test_a_verb_that_is_not_resumable_is_not_run_again_and_its_outcome_is_looked
         assert client.get(MACHINE).cluster == rack.cluster
     assert [each.id for each in rack.asked(verb)] == [operation_id]
     assert rack.effects(verb) == ([operation_id] if moment == AFTER else [])
+
+
+@pytest.mark.parametrize(("moment", "state"), [(BEFORE, pb.MACHINE_STATE_IDLE), (AFTER, pb.MACHINE_STATE_CONFIGURED)])
+def test_a_configure_whose_data_was_not_stored_is_not_run_again_and_its_readiness_is_looked_at(
+    moment: str, state: int, tmp_path: Path
+) -> None:
+    rack = Rack(tmp_path / "rack")
+    # Without --intent-key.
+    provider = ExecProvider(tmp_path, rack.program, "--failed-hold=1s")
+    with provider.served() as (client, pid):
+        client.live_until("configure", MACHINE)
+        rack.hold(moment, "configure")
+        operation_id = client.accept("configure", MACHINE)
+        program = rack.wait_until_stopped(moment, "configure")
+        os.kill(pid, signal.SIGKILL)
+    rack.kill(program)
+    rack.describe(resumable=True, configure="3s")
+    with provider.served() as (client, _pid):
+        wait_until(lambda: client.get(MACHINE).state == state, provider.log.read_text)
+        assert client.get(MACHINE).cluster == rack.cluster
+    assert [each["with_backend"] for each in provider.events("operation.resumed")] == [False]
+    assert [each.id for each in rack.asked("configure")] == [operation_id]

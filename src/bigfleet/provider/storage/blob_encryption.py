@@ -64,7 +64,7 @@ def read_key(path: Path) -> bytes:
     try:
         key = read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
-        raise KeyFault(error.strerror or "cannot be read") from error
+        raise KeyFault(f"cannot be read: {error.strerror or error}; name a file of {KEY_BYTES} bytes") from error
     if len(key) != KEY_BYTES:
         raise KeyFault(f"has {len(key)} bytes, it must have {KEY_BYTES}, raw: head -c 32 /dev/urandom > FILE")
     return key

@@ -2,8 +2,9 @@
 
 Its one machine is files in a folder: `host` holds the host's reference, `cluster` the cluster that it serves. `asked`
 has a line for each call of a verb that changes something, `effects` one for each change that was made, `ended` one for
-each program that has nothing left to do but to answer. A file `hold-MOMENT-VERB` stops the first attempt there until it
-is gone.
+each program that has nothing left to do but to answer, `overlaps` one for each call during which a program that stopped
+still ran. A file `hold-MOMENT-VERB` stops the first attempt there until it is gone. A file `late-VERB` lets the answer
+of a verb come only after its deadline.
 """
 
 import json
@@ -40,6 +41,10 @@ inventory)
     echo '{"end": true}'
     exit ;;
 esac
+is_running() { [ -e "/proc/$1/stat" ] && ! grep -q ') [ZX] ' "/proc/$1/stat"; }
+for stopped in stopped-*; do
+    if [ -e "$stopped" ] && is_running "$(cat "$stopped")"; then echo "$verb $stopped" >> overlaps; fi
+done
 question=$(cat)
 cluster=$(printf '%s' "$question" | jq -r .machine.cluster)
 case $verb in
@@ -59,8 +64,8 @@ id=$(printf '%s' "$question" | jq -r .operation.id)
 attempt=$(printf '%s' "$question" | jq -r .operation.attempt)
 stop_here() {
     if [ "$attempt" = 1 ] && [ -e "hold-$1-$verb" ]; then
-        echo $$ > "stopped-$1-$verb.$$"
-        mv "stopped-$1-$verb.$$" "stopped-$1-$verb"
+        echo $$ > "draft-stopped.$$"
+        mv "draft-stopped.$$" "stopped-$1-$verb"
         while [ -e "hold-$1-$verb" ]; do sleep 0.05; done
     fi
 }
@@ -79,9 +84,21 @@ configure)
     rm "draft.$$" ;;
 drain) if mv cluster "former.$id" 2>/dev/null; then changed; fi ;;
 delete) if mv host "former.$id" 2>/dev/null; then changed; fi ;;
+compensate)
+    case $(printf '%s' "$question" | jq -r .late.verb) in
+    create) if mv host "undone.$id" 2>/dev/null; then changed; fi ;;
+    configure) if mv cluster "undone.$id" 2>/dev/null; then changed; fi ;;
+    esac ;;
 esac
 stop_here after
 echo $$ >> ended
+if [ -e "late-$verb" ]; then
+    # SIGTERM comes before the deadline. The program succeeds then, and its output stays open beyond the deadline.
+    setsid sleep 30 &
+    trap 'is_asked=1' TERM
+    is_asked=0
+    while [ $is_asked = 0 ]; do sleep 0.05 || :; done
+fi
 if [ "$verb" = create ]; then echo "{\\"host_ref\\": \\"$(cat host)\\"}"; fi
 """
 
@@ -99,9 +116,9 @@ class Question:
 class Rack:
     """The program, and what became of its machine."""
 
-    def __init__(self, folder: Path, *, resumable: bool = True) -> None:
+    def __init__(self, folder: Path, *, resumable: bool = True, compensates: bool = False) -> None:
         folder.mkdir()
-        self._folder = folder
+        self._folder, self._compensates = folder, compensates
         self.program = executable(folder / "rack", _SCRIPT)
         self.describe(resumable=resumable)
 
@@ -110,7 +127,7 @@ class Rack:
         said = {
             "api": 1,
             "provider": "rack",
-            "verbs": ["inventory", "ready", "adopt", *VERBS],
+            "verbs": ["inventory", "ready", "adopt", *VERBS, *(["compensate"] if self._compensates else [])],
             "reset": "reimage",
             "resumable": VERBS if resumable else [],
             "limits": {verb: {"timeout": timeout} for verb, timeout in timeouts.items()},
@@ -127,6 +144,11 @@ class Rack:
     def effects(self, verb: str) -> list[str]:
         """Return the operation of each change that a verb made."""
         return [line.split()[1] for line in self._lines("effects") if line.split()[0] == verb]
+
+    @property
+    def overlaps(self) -> list[str]:
+        """Return the calls that found a program of before still running."""
+        return self._lines("overlaps")
 
     @property
     def host(self) -> str:
@@ -161,9 +183,9 @@ class Rack:
         """Let the program that stopped go on."""
         (self._folder / f"hold-{moment}-{verb}").unlink()
 
-    def kill(self, program: int) -> None:
-        """End a program that stopped, as if its host had failed with the provider."""
-        os.kill(program, signal.SIGKILL)
+    def answer_late(self, verb: str) -> None:
+        """Let a verb make its change in time, and its answer come only after its deadline."""
+        (self._folder / f"late-{verb}").touch()
 
     def wait_until_ended(self, program: int) -> None:
         """Wait until a program that stopped has come to its end."""
@@ -205,10 +227,30 @@ class ExecProvider:
         ):
             yield ProviderClient(CapacityProviderStub(channel), self.log), process.pid
 
+    def kill_helper(self) -> None:
+        """Kill the process that ends programs when the provider dies."""
+        name, state = b"orphan_killer_process.py", str(self.state).encode()
+        helpers = [
+            path
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if name in (content := _content_of(path)) and state in content
+        ]
+        (helper,) = helpers
+        os.kill(int(helper.parent.name), signal.SIGKILL)
+        wait_until(lambda: not _content_of(helper), "the helper was not ended")
+
     def events(self, event: str) -> list[dict[str, object]]:
         """Return the log lines of an event."""
         lines = [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == event]
+
+
+def _content_of(path: Path) -> bytes:
+    """Return the content of a file of a process, b"" once that has ended."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def intent_key(folder: Path) -> str:

@@ -107,6 +107,8 @@ CALLS = {
         ("ec2:CreateTags", 0),
         ("s3:GET", 1),
         ("s3:DELETE", 0),
+        # The checker of readiness looks once more, and deletes what a start of before may have left.
+        ("s3:DELETE", 1),
     ],
     "drain": [
         ("ec2:DescribeInstances", 0),

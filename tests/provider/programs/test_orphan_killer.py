@@ -79,6 +79,16 @@ class RecordingKiller(OrphanKiller):
 
 
 @pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Yield a folder for a program, of which nothing is left behind."""
+    yield tmp_path
+    began = tmp_path / "began"
+    for process_id in map(int, began.read_text().split() if began.exists() else ()):
+        if is_running(process_id):
+            os.kill(process_id, signal.SIGKILL)
+
+
+@pytest.fixture
 def groups() -> Iterator[Groups]:
     made = Groups()
     yield made
@@ -121,34 +131,34 @@ def run_until_it_waits(
 
 
 @pytest.mark.parametrize("terminate_seconds", [0.0, 0.2, 60.0])
-def test_the_group_of_a_program_ends_with_a_killed_provider(terminate_seconds: float, tmp_path: Path) -> None:
-    provider, process_id, child_id = run_until_it_waits(tmp_path, WAITS, terminate_seconds=terminate_seconds)
+def test_the_group_of_a_program_ends_with_a_killed_provider(terminate_seconds: float, folder: Path) -> None:
+    provider, process_id, child_id = run_until_it_waits(folder, WAITS, terminate_seconds=terminate_seconds)
     assert is_running(process_id)
     assert is_running(child_id)
     provider.send_signal(signal.SIGKILL)
     provider.wait()
     # What the next start does before it runs a program.
-    killer(tmp_path).close()
+    killer(folder).close()
     assert not is_running(process_id)
     assert not is_running(child_id)
-    assert (tmp_path / "question").read_text() == '{"a":1}'
+    assert (folder / "question").read_text() == '{"a":1}'
 
 
-def test_a_program_may_end_in_order_before_it_is_killed(tmp_path: Path) -> None:
+def test_a_program_may_end_in_order_before_it_is_killed(folder: Path) -> None:
     script = f"trap 'echo ended > ended; exit' TERM; {WAITS}"
-    provider, process_id, _child_id = run_until_it_waits(tmp_path, script, terminate_seconds=60.0)
+    provider, process_id, _child_id = run_until_it_waits(folder, script, terminate_seconds=60.0)
     provider.send_signal(signal.SIGKILL)
     provider.wait()
-    killer(tmp_path).close()
+    killer(folder).close()
     assert not is_running(process_id)
-    assert (tmp_path / "ended").exists()
+    assert (folder / "ended").exists()
 
 
-def test_a_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
-    provider, process_id, child_id = run_until_it_waits(tmp_path, f"trap '' TERM; {WAITS}", terminate_seconds=0.2)
+def test_a_program_that_ignores_sigterm_is_killed(folder: Path) -> None:
+    provider, process_id, child_id = run_until_it_waits(folder, f"trap '' TERM; {WAITS}", terminate_seconds=0.2)
     provider.send_signal(signal.SIGKILL)
     provider.wait()
-    killer(tmp_path).close()
+    killer(folder).close()
     assert not is_running(process_id)
     assert not is_running(child_id)
 

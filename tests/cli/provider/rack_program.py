@@ -72,7 +72,7 @@ stop_here() {
 changed() { echo "$verb $id" >> effects; }
 printf '%s' "$question" | jq -c --arg verb "$verb" '.operation + {$verb, blob} | del(.seconds_left)' >> asked
 stop_here before
-# Each of these is one step that only one of two programs can make, and whoever comes second finds it done.
+# Each of these is one step that only one of two programs can make, and the second one finds it done.
 case $verb in
 create)
     echo "host-of-$id" > "draft.$$"

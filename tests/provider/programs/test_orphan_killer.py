@@ -20,6 +20,7 @@ from bigfleet.provider.programs.runner import ProgramRunner
 from bigfleet.provider.records.refusal import StartRefused
 from tests.guides import executable
 from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.processes import is_running
 
 #: Runs the program at argv[1] as a provider does whose lock is at argv[2], and says when the program has begun.
 PROVIDER = """
@@ -104,11 +105,6 @@ def killer(
         terminate_seconds=terminate_seconds,
         former_seconds_max=former_seconds_max,
     )
-
-
-def is_running(process_id: int) -> bool:
-    status = Path(f"/proc/{process_id}/stat")
-    return status.exists() and status.read_text().split()[2] not in "ZX"
 
 
 def ignored_by(process_id: int) -> set[int]:

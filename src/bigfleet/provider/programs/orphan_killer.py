@@ -84,7 +84,7 @@ class OrphanKiller:
             raise HelperAbsent(f"the helper that ends programs cannot be started: {error.strerror}") from error
 
     def forget(self, group: int) -> None:
-        """Leave this group alone from now on: it has ended."""
+        """Do not end this group from now on: it has ended by itself."""
         self._groups.discard(group)
         # Without a helper the next group starts one.
         with contextlib.suppress(OSError):

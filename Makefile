@@ -86,8 +86,8 @@ helm: $(STAMP) ## fetch helm and kubectl for the tests of charts unless they are
 
 # Without a container engine, from the packages of Debian 12 and of requirements.lock. It needs apt-get and dpkg-deb of
 # Debian 12, and root or user namespaces.
-image: $(STAMP) ## build the container image as an OCI layout: build/image
-	@$(BIN)/python -m tools.image build build/image
+image: $(STAMP) ## build the container image as an OCI layout, build/image: make image EXTRAS="uvloop"
+	@$(BIN)/python -m tools.image build build/image $(if $(filter undefined,$(origin EXTRAS)),,--extras "$(EXTRAS)")
 
 image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the image
 	@$(BIN)/python -m tools.image lock

@@ -254,7 +254,8 @@ exec {served} "$@"
 """
 
 
-@pytest.mark.slow
+# Minutes, and more beside other tests.
+@pytest.mark.timeout(CERTIFY_SECONDS_MAX)
 def test_the_kwok_example_is_certified(program: KwokProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in program.variables.items():
         monkeypatch.setenv(name, value)

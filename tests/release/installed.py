@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from tools.image.wheels import PYTHON, ROOT, fetch_wheels
+from tools.image.wheels import PYTHON, ROOT, fetch_wheels, pip_command
 
 #: The environment of what is installed: nothing of this user or of the tests.
 EMPTY = {"PATH": os.defpath, "HOME": "/nonexistent", "COLUMNS": "200", "NO_COLOR": "1", "LANG": "C.UTF-8"}
@@ -30,7 +30,7 @@ def build_binding(folder: Path) -> Path:
     """Build the wheel of libvirt's Python binding from the sources that are pinned; it has no other."""
     subprocess.run(
         [
-            *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *(*pip_command(), "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
             *("--require-hashes", "--requirement", str(BINDING_LOCK), "--wheel-dir", str(folder)),
         ],
         timeout=PATIENCE_SECONDS * 2,

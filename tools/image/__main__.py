@@ -20,9 +20,7 @@ def main(arguments: list[str]) -> int:
     building = commands.add_parser("build", help="write the image as an OCI layout")
     building.add_argument("target", type=Path, metavar="DIR")
     building.add_argument(
-        "--extras",
-        metavar="NAMES",
-        help=f"extras of bigfleet, as in 'aws uvloop'; {' '.join(image_extras())} by default",
+        "--extras", metavar="NAMES", help=f"some of the extras {' '.join(image_extras())}; all of them by default"
     )
     commands.add_parser("lock", help="write the newest versions of Debian's packages to the lock file")
     chosen = parser.parse_args(arguments)

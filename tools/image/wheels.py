@@ -128,7 +128,7 @@ def fetch_wheels(folder: Path, environment: Mapping[str, str], extras: Iterable[
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
     run(
         [
-            *_pip(),
+            *pip_command(),
             *("download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
             *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON, *platforms),
             *("--dest", folder, "--requirement", requirements),
@@ -144,7 +144,7 @@ def component_of(wheel: Path, licences: Mapping[str, str]) -> Component:
     return python_component(name, str(version), (hashlib.sha256(wheel.read_bytes()).hexdigest(),), licences)
 
 
-def _pip() -> list[str]:
+def pip_command() -> list[str]:
     """Return how pip is run: the one of this environment, else the one that Python brings."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]

@@ -150,20 +150,30 @@ def _violated(keyword: str, node: Mapping[str, Any], path: Path, condition: Path
             fault = f"missing propert(y|ies) .*'{key}'"
             yield Violation((*path, key), None, path, fault, is_removal=True, condition=condition)
         return
-    if keyword == "type":
-        value, fault = _other_type(_kinds(node)), f"want {' or '.join(sorted(_kinds(node)))}"
-    else:
-        value, fault = {
-            "enum": lambda: ("none of them", "value must be one of"),
-            "pattern": lambda: (PATTERNS[argument][1], "does not match pattern"),
-            "minLength": lambda: ("a" * (argument - 1), f"minLength: got {argument - 1}, want {argument}"),
-            "maxLength": lambda: ("a" * (argument + 1), f"maxLength: got {argument + 1}, want {argument}"),
-            "minimum": lambda: (argument - 1, f"minimum: got {argument - 1:,}, want {argument:,}"),
-            "maximum": lambda: (argument + 1, f"maximum: got {argument + 1:,}, want {argument:,}"),
-            "minItems": lambda: ([], f"minItems: got 0, want {argument}"),
-            "minProperties": lambda: ({}, f"minProperties: got 0, want {argument}"),
-        }[keyword]()
+    value, fault = _refused(keyword, argument)
     yield Violation(path, value, path, fault, condition=condition)
+
+
+def _refused(keyword: str, argument: Any) -> tuple[Any, str]:
+    """Return a value that a keyword with an argument refuses, and how. Raises KeyError for an unknown keyword."""
+    match keyword:
+        case "type":
+            kinds = [argument] if isinstance(argument, str) else argument
+            return _other_type(kinds), f"want {' or '.join(sorted(kinds))}"
+        case "enum":
+            return "none of them", "value must be one of"
+        case "pattern":
+            return PATTERNS[argument][1], "does not match pattern"
+        case "minLength":
+            return "a" * (argument - 1), f"minLength: got {argument - 1}, want {argument}"
+        case "minimum":
+            return argument - 1, f"minimum: got {argument - 1}, want {argument}"
+        case "minItems":
+            return [], f"minItems: got 0, want {argument}"
+        case "minProperties":
+            return {}, f"minProperties: got 0, want {argument}"
+        case _:
+            raise KeyError(keyword)
 
 
 def _other_type(kinds: Sequence[str]) -> Any:

@@ -19,6 +19,7 @@ PATTERNS: Final = {
     rf"^[^:/ ]+:{_PORT}$": ("host:65535", "host:65536"),
     r"^[1-9][0-9]*(Mi|Gi|Ti)$": ("1Gi", "10"),
     r"^[1-9][0-9]*h$": ("1h", "0h"),
+    r"^[A-Za-z0-9._-]{1,253}$": ("a.yaml", "a/b"),
     r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$": ("1s", "soon"),
     r"^--[a-z][a-z-]*(=.*)?$": ("--a=b", "-x"),
     r"^(etcd://.+)?$": ("etcd://a", "sqlite:///a"),
@@ -34,9 +35,9 @@ _TYPES: Final[Mapping[str, tuple[Any, Any]]] = {
     "object": ({}, "none"),
 }
 #: Those that constrain nothing by themselves.
-_STRUCTURE: Final = {"$schema", "$ref", "definitions", "properties", "items", "if", "then"}
+_STRUCTURE: Final = {"$schema", "$ref", "definitions", "properties", "patternProperties", "items", "if", "then"}
 #: The key of a map that takes any key, and a key that no object has.
-_ANY_KEY, UNKNOWN_KEY = "any-key", "unknownKey"
+_ANY_KEY, _UNKNOWN_KEY = "any-key", "unknownKey"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,7 @@ class Schema:
             return node.get("minimum", 1)
         if kind != "object":
             return _TYPES[kind][0]
-        found = {key: self.example(each) for key, each in node.get("properties", {}).items()}
-        if isinstance(node.get("additionalProperties"), dict):
-            found[_ANY_KEY] = self.example(node["additionalProperties"])
-        return found
+        return {key: self.example(child) for key, child in self._children(node)}
 
     def violations(self) -> list[Violation]:
         """Return a violation of each constraint."""
@@ -105,6 +103,8 @@ class Schema:
 
     def _children(self, node: Mapping[str, Any]) -> Iterator[tuple[str | int, Mapping[str, Any]]]:
         yield from node.get("properties", {}).items()
+        for pattern, child in node.get("patternProperties", {}).items():
+            yield PATTERNS[pattern][0], child
         if "items" in node:
             yield 0, node["items"]
         if isinstance(node.get("additionalProperties"), dict):
@@ -142,8 +142,9 @@ def _violated(keyword: str, node: Mapping[str, Any], path: Path, condition: Path
     argument = node[keyword]
     if keyword == "additionalProperties":
         if argument is False:
-            fault = f"additional properties '{UNKNOWN_KEY}' not allowed"
-            yield Violation((*path, UNKNOWN_KEY), 1, path, fault, condition=condition)
+            key = next((PATTERNS[pattern][1] for pattern in node.get("patternProperties", ())), _UNKNOWN_KEY)
+            fault = f"additional properties '{key}' not allowed"
+            yield Violation((*path, key), "a", path, fault, condition=condition)
         return
     if keyword == "required":
         for key in argument:

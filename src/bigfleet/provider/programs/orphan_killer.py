@@ -78,7 +78,7 @@ class OrphanKiller:
             if self._helper is None:
                 self._start_helper()
             else:
-                self._tell(f"+{group}\n")
+                self._send(f"+{group}\n")
         except OSError as error:
             self._groups.discard(group)
             raise HelperAbsent(f"the helper that ends programs cannot be started: {error.strerror}") from error
@@ -88,7 +88,7 @@ class OrphanKiller:
         self._groups.discard(group)
         # Without a helper the next group starts one.
         with contextlib.suppress(OSError):
-            self._tell(f"-{group}\n")
+            self._send(f"-{group}\n")
 
     def close(self) -> None:
         """Let the helper end what still runs, and let go of the lock."""
@@ -102,7 +102,7 @@ class OrphanKiller:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 helper.wait(_CLOSE_SECONDS_MAX)
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         if self._helper is None:
             return
         assert self._helper.stdin is not None, "a pipe"

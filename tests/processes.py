@@ -62,7 +62,7 @@ def run_bigfleet(*arguments: str, cwd: Path | None = None) -> subprocess.Complet
 
 
 def is_running(process_id: int) -> bool:
-    """Say whether a process is there that has not ended."""
+    """Return whether a process is there that has not ended."""
     try:
         status = Path(f"/proc/{process_id}/stat").read_text()
     except OSError:

@@ -17,7 +17,7 @@ import pytest
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from tests.cli.provider.bmc_stubs import write_stubs
 from tests.cli.provider.exec_examples import example
-from tests.cli.provider.provider_client import BLOB, CLUSTER, STATES, TRANSITIONAL, VERBS
+from tests.cli.provider.provider_client import BLOB, CLUSTER, STATES, TRANSITIONAL, VERBS, ProviderClient
 from tests.cli.provider.rack_program import BEFORE, MACHINE, ExecProvider, Rack, intent_key
 from tests.e2e.disks.small_disk import SmallDisk, needs_small_disk, small_disk
 from tests.patience import PATIENCE_SECONDS, wait_until
@@ -68,6 +68,18 @@ def test_a_full_disk_refuses_the_call_and_nothing_is_run(verb: str, disk: SmallD
     assert rack.effects(verb) == [operation_id]
 
 
+def ended_on_a_full_disk(verb: str, rack: Rack, disk: SmallDisk, provider: ExecProvider, client: ProviderClient) -> str:
+    """Run a verb whose result finds no room on the disk, and return its operation."""
+    client.live_until(verb, MACHINE)
+    rack.hold(BEFORE, verb)
+    operation_id = client.accept(verb, MACHINE)
+    rack.wait_until_stopped(BEFORE, verb)
+    disk.fill()
+    rack.go_on(BEFORE, verb)
+    check_commit_failed(provider)
+    return operation_id
+
+
 @slow
 @needs_small_disk
 @pytest.mark.parametrize("verb", VERBS)
@@ -75,13 +87,7 @@ def test_a_result_waits_for_room_and_nothing_is_run_again(verb: str, disk: Small
     rack = Rack(tmp_path / "rack")
     provider = ExecProvider(tmp_path, rack.program, intent_key(tmp_path), disk=disk)
     with provider.served() as (client, _pid):
-        client.live_until(verb, MACHINE)
-        rack.hold(BEFORE, verb)
-        operation_id = client.accept(verb, MACHINE)
-        rack.wait_until_stopped(BEFORE, verb)
-        disk.fill()
-        rack.go_on(BEFORE, verb)
-        check_commit_failed(provider)
+        operation_id = ended_on_a_full_disk(verb, rack, disk, provider, client)
         assert rack.effects(verb) == [operation_id]
         assert client.get(MACHINE).state == TRANSITIONAL[verb]
         disk.make_room()
@@ -100,13 +106,7 @@ def test_a_result_that_no_disk_took_is_found_by_the_program_after_a_kill(
     rack = Rack(tmp_path / "rack")
     provider = ExecProvider(tmp_path, rack.program, intent_key(tmp_path), disk=disk)
     with provider.served() as (client, pid):
-        client.live_until(verb, MACHINE)
-        rack.hold(BEFORE, verb)
-        operation_id = client.accept(verb, MACHINE)
-        rack.wait_until_stopped(BEFORE, verb)
-        disk.fill()
-        rack.go_on(BEFORE, verb)
-        check_commit_failed(provider)
+        operation_id = ended_on_a_full_disk(verb, rack, disk, provider, client)
         os.kill(pid, signal.SIGKILL)
     assert rack.effects(verb) == [operation_id]
     disk.make_room()

@@ -198,8 +198,7 @@ def test_a_helper_that_was_killed_is_replaced_by_one_that_knows_all_groups(group
     orphans.watch(second)
     assert orphans.helper_process_id not in (None, helper)
     orphans.close()
-    for group in (first, second):
-        wait_until(lambda group=group: groups.exit_code(group) is not None, "the group runs on")  # type: ignore[misc]
+    wait_until(lambda: None not in map(groups.exit_code, (first, second)), "a group runs on")
     assert groups.exit_code(ended) is None
 
 

@@ -33,8 +33,9 @@ FAILING_SECONDS = 600.0
 #: How long a machine that failed to bootstrap stays behind others, doubled to the maximum.
 ASIDE_FIRST_SECONDS = 180.0
 ASIDE_MAX_SECONDS = 3_600.0
-#: A machine whose provider took back so many accepted Configures in a row is set aside without another candidate, too.
-TAKEN_BACK = 3
+#: After so many Configures in a row that may have been applied and left a machine Idle, it is set aside without another
+#: candidate, too.
+WITHOUT_EFFECT = 3
 #: The code at the start of a Failed machine's text (docs/spec/provider.md §8).
 STOCKOUT_CODE = "STOCKOUT"
 
@@ -63,8 +64,8 @@ class _Aside:
     row: RowKey
     until_seconds: float
     next_seconds: float
-    #: Accepted Configures in a row that the provider took back.
-    taken_back: int
+    #: Configures in a row that were accepted, or whose outcome was not known, and that left the machine Idle.
+    without_effect: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +89,8 @@ class Stockouts:
     #: Pools in which creations for a row failed, each with the second at which that is forgotten.
     _failing: dict[RowKey, dict[CapacityPool, float]] = field(default_factory=dict)
     _aside: dict[MachineId, _Aside] = field(default_factory=dict)
-    #: Machines whose Configure was accepted and has not ended.
-    _accepted: set[MachineId] = field(default_factory=set)
+    #: Machines with a Configure that was accepted, or whose outcome is not known, and that has not ended.
+    _configured: set[MachineId] = field(default_factory=set)
 
     # ---- what happened --------------------------------------------------------------------------------------------
 
@@ -128,17 +129,20 @@ class Stockouts:
                 _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
-    def accepted(self, machine_id: MachineId) -> None:
-        """The provider has accepted a Configure of this machine; what its answer shows is observed afterwards."""
-        self._accepted.add(machine_id)
+    def configured(self, machine_id: MachineId) -> None:
+        """The provider has accepted a Configure of this machine, or gave no answer that says what came of it.
+
+        What the provider shows of the machine is observed afterwards.
+        """
+        self._configured.add(machine_id)
 
     def observed(self, before: Machine, after: Machine | None) -> None:
         """The provider shows another state than the one before; None when it shows the machine no more."""
         if before.state is MachineState.CONFIGURING:
-            was_accepted = before.id in self._accepted
-            self._accepted.discard(before.id)
+            was_configured = before.id in self._configured
+            self._configured.discard(before.id)
             if after is not None:
-                self._bootstrap_ended(before, after, was_accepted=was_accepted)
+                self._bootstrap_ended(before, after, was_configured=was_configured)
         if before.state is not MachineState.CREATING:
             return
         if after is not None and after.state is MachineState.FAILED and _is_stockout(after.last_error):
@@ -178,7 +182,7 @@ class Stockouts:
             row = (str(machine.intended_cluster), machine.assigned_need_fingerprint, machine.assigned_group)
             self._failing.setdefault(row, {})[CapacityPool.of(machine)] = until_seconds
 
-    def _bootstrap_ended(self, before: Machine, after: Machine, *, was_accepted: bool) -> None:
+    def _bootstrap_ended(self, before: Machine, after: Machine, *, was_configured: bool) -> None:
         if after.state is MachineState.CONFIGURED:
             self._aside.pop(before.id, None)
         elif after.state is MachineState.IDLE:
@@ -186,11 +190,11 @@ class Stockouts:
             known = self._aside.get(before.id)
             seconds = ASIDE_FIRST_SECONDS if known is None else known.next_seconds
             until_seconds = self.clock.monotonic_seconds() + seconds
-            taken_back = (0 if known is None else known.taken_back) + was_accepted
-            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS), taken_back)
-            if was_accepted and taken_back >= TAKEN_BACK:
+            times = (0 if known is None else known.without_effect) + was_configured
+            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS), times)
+            if was_configured and times >= WITHOUT_EFFECT:
                 _log.warning(
-                    "machine.configures_taken_back", machine=before.id, times=taken_back, backoff_seconds=seconds
+                    "machine.configures_without_effect", machine=before.id, times=times, backoff_seconds=seconds
                 )
 
     # ---- what follows ---------------------------------------------------------------------------------------------
@@ -228,7 +232,7 @@ class Stockouts:
         set_aside = frozenset(
             machine_id
             for machine_id, each in waiting.items()
-            if each.taken_back >= TAKEN_BACK
+            if each.without_effect >= WITHOUT_EFFECT
             or (
                 (row := rows_of(each.row)) is not None
                 and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())

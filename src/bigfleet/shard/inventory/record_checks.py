@@ -1,4 +1,4 @@
-"""Rejects provider records whose size, id, texts, counts or price are outside of the limits of docs/spec/provider.md §9.
+"""Rejects provider records whose size, id, texts, counts or price exceed the limits of docs/spec/provider.md §9.
 
 What a provider lists reaches logs, terminals, operators and the engine's vocabulary. A rejected record leaves the last
 good one in force; the others of the same List are taken.

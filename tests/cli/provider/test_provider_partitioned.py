@@ -15,6 +15,7 @@ import pytest
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.commands import run_here
+from tests.conformance.certifications import certification_of
 from tests.patience import wait_until
 from tests.processes import bigfleet, free_port, serving
 from tests.provider.backends.partitioned.hosts import document, node
@@ -95,11 +96,14 @@ def test_a_killed_provider_comes_back_with_its_rooms_and_reads_its_hosts_again(t
 
 
 @pytest.mark.slow
-def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(tmp_path: Path) -> None:
+def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    certification = certification_of(request)
     place = "--metrics-addr off --seed-count={seeds} --addr {addr} --state {state}"
     launch = f"{shlex.join(bigfleet('provider', 'partitioned', '--time-scale', '0.001'))} {place}"
     fault = f"{shlex.join(bigfleet('provider', 'fault'))} {place}"
-    command = ("--profile", "core,cloud,delta,durable", "--launch", launch, "--launch-fault", fault, "--out", "out")
+    command = ("--profile", certification.flag, "--launch", launch, "--launch-fault", fault, "--out", "out")
     # Longer than `run_bigfleet` waits: it starts a provider a dozen times and waits for what is timed out on purpose.
     done = subprocess.run(
         bigfleet("conformance", *command),
@@ -110,6 +114,4 @@ def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(tmp_path: Path)
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["verdict"] == "CERTIFIED"
-    assert len(report["behaviours"]) == 58 + 5 + 6 + 7
+    certification.expect_report(tmp_path / "out")

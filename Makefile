@@ -24,7 +24,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # The lock files pin every version with its hashes: what BigFleet needs to run, and that with all that develops it. uv
-# reads them when it is there, pip otherwise. What is not for development takes half the room and half the time.
+# reads them when it is there, pip otherwise. What is not for development takes half the room and half the time; its
+# bytecode is written when a module is first imported, as uv does it: most modules never are.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "BigFleet needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
@@ -34,7 +35,8 @@ define install
 	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $(1) && \
 	  uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .,\
 	  $(PYTHON) -m venv $(VENV) && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $(1) && \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(filter requirements.lock,$(1)),--no-compile) --require-hashes \
+	    --requirement $(1) && \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .)
 endef
 

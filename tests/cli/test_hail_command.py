@@ -1,6 +1,7 @@
 """`hail-dedicated` and `bigfleet hail`: what a caller sees, and what it never sees (docs/partitioned-hosts.md)."""
 
 import json
+import os
 import re
 import stat
 import subprocess
@@ -93,12 +94,21 @@ def test_the_message_comes_from_standard_input_and_options_may_follow_it() -> No
         (("a", "b"), 1, "Error: Only one argument is accepted (the input file)"),
         (("/nowhere/message",), 1, "Error: /nowhere/message: No such file or directory"),
         (("/",), 1, "Error: /: Is a directory"),
+        (("/dev/zero",), 1, "Error: /dev/zero: Is a device"),
         (("-", "--static-kvm-node-memory=x"), 1, "Error: --static-kvm-node-memory: 'x' is no whole number of MiB"),
         (("-", "--unheard-of"), 2, "hail-dedicated: unrecognized arguments: --unheard-of; see hail-dedicated --help"),
     ],
 )
 def test_a_wrong_call_is_told_in_one_line(arguments: tuple[str, ...], code: int, line: str) -> None:
     assert run_program(*arguments, stdin=QUARTER.read_bytes()) == Said(code, "", line + "\n")
+
+
+def test_a_sparse_file_is_refused_unread(tmp_path: Path) -> None:
+    """A terabyte without a block on the disk."""
+    sparse = tmp_path / "message"
+    sparse.touch()
+    os.truncate(sparse, 1 << 40)
+    assert run_program(str(sparse)) == Said(1, "", f"Error: {sparse}: Has more than 268,435,456 bytes\n")
 
 
 def test_help_names_every_option_of_the_page() -> None:

@@ -52,6 +52,8 @@ def test_a_pipe_is_read_up_to_its_limit(tmp_path: Path) -> None:
         ("partition", "show", "{}"),
         ("snapshot", "restore", "{}", "--store", "sqlite:///nowhere"),
         ("provider", "simulated", "--world", "{}", "--state", "state.db"),
+        ("provider", "simulated", "--intent-key", "{}", "--state", "state.db"),
+        ("conformance", "--target", "localhost:1", "--blob", "{}"),
     ],
     ids=lambda command: " ".join(command[:2]),
 )

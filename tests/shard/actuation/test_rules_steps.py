@@ -393,8 +393,8 @@ async def test_a_drain_without_a_session_is_warned_of() -> None:
     with capture_logs() as logs:
         await world.shard.actuator.run_inline()
 
-    (sent,) = [line for line in logs if line["event"] == "drain.started_without_session"]
-    assert (sent["log_level"], sent["machine"], sent["cluster"]) == ("warning", "m1", "c1")
+    (warning,) = [line for line in logs if line["event"] == "drain.started_without_session"]
+    assert (warning["log_level"], warning["machine"], warning["cluster"]) == ("warning", "m1", "c1")
     assert (world.provider.grace_seconds, world.metric("drains_without_session_total")) == ({"m1": 600}, 1)
 
 

@@ -15,6 +15,7 @@ from cryptography import x509
 
 from bigfleet.cli.certs.issuing import Authority, Bearer, Issued, serves
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 
 AUTHORITY: Final = "ca"
 _FORCE_ADVICE: Final = "--force creates all files again"
@@ -116,7 +117,7 @@ class CertificateFolder:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
         raise UsageFault(f"{path}: {error.strerror}") from error
 

@@ -14,6 +14,7 @@ from bigfleet.conformance.areas.scale import PAGE
 from bigfleet.conformance.catalogue import BY_ID
 from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.conformance.runner import Plan
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 
 if TYPE_CHECKING:
     from bigfleet.rpc.security.tls import TlsFiles
@@ -91,7 +92,7 @@ def read_blob(path: Path | None) -> bytes:
     if path is None:
         return Plan(profiles=frozenset()).blob
     try:
-        return path.read_bytes()
+        return read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
         raise UsageFault(f"--blob {path}: {error.strerror}; name a file of bootstrap data") from error
 

@@ -11,8 +11,10 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.partition.answer import AllocationOptions, HailAnswer, answer, refusal_line
 from bigfleet.partition.cluster import STATIC_KVM_MIB
 from bigfleet.partition.document import WrongInput
@@ -148,10 +150,12 @@ def _read(files: Sequence[str], stdin: BinaryIO) -> bytes:
             "Only one argument is accepted (the input file)" if files else "This program needs an input file."
         )
     if files[0] == "-":
-        return stdin.read()
+        content = stdin.read(CONFIGURATION_BYTES_MAX + 1)
+        if len(content) > CONFIGURATION_BYTES_MAX:
+            raise _Failed(f"standard input: Has more than {CONFIGURATION_BYTES_MAX:,} bytes")
+        return content
     try:
-        with open(files[0], "rb") as file:
-            return file.read()
+        return read_bounded(Path(files[0]), CONFIGURATION_BYTES_MAX)
     except OSError as error:
         raise _Failed(f"{files[0]}: {error.strerror}") from error
 

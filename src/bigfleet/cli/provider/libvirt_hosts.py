@@ -79,12 +79,13 @@ def libvirt_hosts(
 
 
 def _user_data(path: Path | None) -> bytes:
+    from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
     from bigfleet.provider.backends.libvirt.seed import USER_DATA_BYTES_MAX
 
     if path is None:
         return b""
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
         raise UsageFault(f"--base-user-data: {path}: {error.strerror}") from error
     if len(content) > USER_DATA_BYTES_MAX:

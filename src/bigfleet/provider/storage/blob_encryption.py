@@ -10,6 +10,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.model.ids import Rng
 
 KEY_BYTES = 32
@@ -61,9 +62,9 @@ def _bound_to(machine_id: str, operation_id: str) -> bytes:
 def read_key(path: Path) -> bytes:
     """Return the key in a file. Raises KeyFault when it cannot be read or is not a key."""
     try:
-        key = path.read_bytes()
+        key = read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
-        raise KeyFault(error.strerror or "cannot be read") from error
+        raise KeyFault(f"cannot be read: {error.strerror or error}; name a file of {KEY_BYTES} bytes") from error
     if len(key) != KEY_BYTES:
         raise KeyFault(f"has {len(key)} bytes, it must have {KEY_BYTES}, raw: head -c 32 /dev/urandom > FILE")
     return key

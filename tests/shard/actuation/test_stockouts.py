@@ -367,3 +367,38 @@ async def test_an_outage_of_the_provider_does_not_set_a_machine_aside() -> None:
     provider.sound.add("m0")
     assert await configures(world, provider, 60) == ["m0"]
     assert world.state("m0") is S.CONFIGURED
+
+
+@pytest.mark.rule("shard 9.8/4")
+async def test_the_first_machine_that_works_again_ends_the_waits_of_the_others() -> None:
+    """After a repair of the provider; a machine that is broken itself is tried once, and waits for longer then."""
+    provider = AnswersBadly()
+    provider.add(machine("broken", S.IDLE), machine("m0", S.IDLE, zone="z0"), machine("m1", S.IDLE, zone="z1"))
+    world = World(provider)
+    operator = world.connect("c1")
+    operator.report(need("c1", "12"))
+    await configures(world, provider, 600)
+    assert world.metric("machines_set_aside") == 3
+    # Two are repaired while they wait; m0 is the first whose wait ends.
+    provider.sound.update(("m0", "m1"))
+    world.shard.stockouts._aside[MachineId("m0")].until_seconds -= 600
+    tried = await configures(world, provider, 60)
+    assert (tried[0], sorted(tried)) == ("m0", ["broken", "m0", "m1"])
+    assert [world.state(name) for name in ("m0", "m1", "broken")] == [S.CONFIGURED, S.CONFIGURED, S.IDLE]
+    assert world.metric("machines_set_aside") == 1
+    assert await configures(world, provider, 1380) == []
+    assert await configures(world, provider, 120) == ["broken"]
+
+
+async def test_a_configure_of_a_machine_that_left_the_shard_is_forgotten() -> None:
+    """A machine that is handed over while it is Configuring is not seen to end that."""
+    provider = AnswersBadly(sound={"m0"})
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    await world.cycle()
+    assert world.shard.stockouts._configured == {"m0"}
+    world.shard.ingest.drop(MachineId("m0"))
+    del provider.records[MachineId("m0")]
+    await world.cycle()
+    assert world.shard.stockouts._configured == set()

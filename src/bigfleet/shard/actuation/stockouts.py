@@ -67,6 +67,11 @@ class _Aside:
     #: Configures in a row that were accepted, or whose outcome was not known, and that left the machine Idle.
     without_effect: int
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the machine is set aside without another candidate, too."""
+        return self.without_effect >= WITHOUT_EFFECT
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unavailable:
@@ -184,7 +189,9 @@ class Stockouts:
 
     def _bootstrap_ended(self, before: Machine, after: Machine, *, was_configured: bool) -> None:
         if after.state is MachineState.CONFIGURED:
-            self._aside.pop(before.id, None)
+            known = self._aside.pop(before.id, None)
+            if known is not None and known.is_repeated:
+                self._try_again()
         elif after.state is MachineState.IDLE:
             row = (str(before.cluster), before.assigned_need_fingerprint, before.assigned_group)
             known = self._aside.get(before.id)
@@ -192,10 +199,20 @@ class Stockouts:
             until_seconds = self.clock.monotonic_seconds() + seconds
             times = (0 if known is None else known.without_effect) + was_configured
             self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS), times)
-            if was_configured and times >= WITHOUT_EFFECT:
+            if was_configured and self._aside[before.id].is_repeated:
                 _log.warning(
                     "machine.configures_without_effect", machine=before.id, times=times, backoff_seconds=seconds
                 )
+
+    def _try_again(self) -> None:
+        """End the waits after repeated failures: a machine with such a wait works, so the provider's fault may be over.
+
+        The counts stay: after the next failure a machine waits twice as long as before.
+        """
+        now_seconds = self.clock.monotonic_seconds()
+        for aside in self._aside.values():
+            if aside.is_repeated:
+                aside.until_seconds = min(aside.until_seconds, now_seconds)
 
     # ---- what follows ---------------------------------------------------------------------------------------------
 
@@ -222,6 +239,8 @@ class Stockouts:
         """
         now_seconds = self.clock.monotonic_seconds()
         self._forget_what_is_over(now_seconds)
+        # One that was held, handed over or drained meanwhile is not observed as the end of its Configure.
+        self._configured = {each for each in self._configured if _is_configuring(view, each)}
         for name, pool in self._pools.items():
             if now_seconds >= pool.until_seconds:
                 self._choose_probe(view, name, pool, is_pending)
@@ -229,10 +248,12 @@ class Stockouts:
         probes = (pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing)
         sold_out = frozenset(self._pools)
         waiting = {machine_id: each for machine_id, each in self._aside.items() if now_seconds < each.until_seconds}
+        repeated = sum(each.is_repeated and machine_id in view.rows for machine_id, each in waiting.items())
+        self.metrics.machines_set_aside.set(repeated)
         set_aside = frozenset(
             machine_id
             for machine_id, each in waiting.items()
-            if each.without_effect >= WITHOUT_EFFECT
+            if each.is_repeated
             or (
                 (row := rows_of(each.row)) is not None
                 and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
@@ -283,6 +304,11 @@ class Stockouts:
     def failing(self) -> Mapping[RowKey, frozenset[CapacityPool]]:
         """Return the rows whose last creations failed, with the pools in which they did."""
         return {row: frozenset(pools) for row, pools in self._failing.items()}
+
+
+def _is_configuring(view: ColumnSnapshot, machine_id: MachineId) -> bool:
+    row = view.rows.get(machine_id)
+    return row is not None and int(view.columns.state[row]) == MachineState.CONFIGURING
 
 
 def _is_stockout(last_error: str) -> bool:

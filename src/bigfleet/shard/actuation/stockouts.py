@@ -66,6 +66,8 @@ class _Aside:
     next_seconds: float
     #: Configures in a row that were accepted, or whose outcome was not known, and that left the machine Idle.
     without_effect: int
+    #: Whether a wait of it was ended because another machine worked again.
+    was_ended_early: bool
 
     @property
     def is_repeated(self) -> bool:
@@ -198,8 +200,10 @@ class Stockouts:
             seconds = ASIDE_FIRST_SECONDS if known is None else known.next_seconds
             until_seconds = self.clock.monotonic_seconds() + seconds
             times = (0 if known is None else known.without_effect) + was_configured
-            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS), times)
-            if was_configured and self._aside[before.id].is_repeated:
+            was_ended_early = known is not None and known.was_ended_early
+            next_seconds = min(2 * seconds, ASIDE_MAX_SECONDS)
+            aside = self._aside[before.id] = _Aside(row, until_seconds, next_seconds, times, was_ended_early)
+            if was_configured and aside.is_repeated:
                 _log.warning(
                     "machine.configures_without_effect", machine=before.id, times=times, backoff_seconds=seconds
                 )
@@ -207,12 +211,13 @@ class Stockouts:
     def _try_again(self) -> None:
         """End the waits after repeated failures: a machine with such a wait works, so the provider's fault may be over.
 
-        The counts stay: after the next failure a machine waits twice as long as before.
+        Once for each machine, and the counts stay: one that fails again then waits twice as long as before.
         """
         now_seconds = self.clock.monotonic_seconds()
         for aside in self._aside.values():
-            if aside.is_repeated:
+            if aside.is_repeated and not aside.was_ended_early:
                 aside.until_seconds = min(aside.until_seconds, now_seconds)
+                aside.was_ended_early = True
 
     # ---- what follows ---------------------------------------------------------------------------------------------
 

@@ -152,7 +152,7 @@ class KnownFleet:
         return len(self.shard.inventory.changed_since_snapshot)
 
 
-class Told(Enum):
+class ListedFrom(Enum):
     """From where on a full List is timed."""
 
     #: As the client hands it over: digests of records that are read when they are asked for.
@@ -163,18 +163,18 @@ class Told(Enum):
     RECORDS = "nothing changed, nothing recognised"
 
 
-def full_list(machines: int, told: Told = Told.LISTING, target_ms: float | None = None) -> Benchmark:
+def full_list(machines: int, listed_from: ListedFrom = ListedFrom.LISTING, target_ms: float | None = None) -> Benchmark:
     """W7: a full List in which nothing has changed."""
 
     def prepare() -> Repeated:
         world = known_fleet(machines, is_incremental=False)
         listing = world.listing
-        if told is Told.RECORDS:
+        if listed_from is ListedFrom.RECORDS:
             listing = Listing(records=list(world.listing.records))
 
         def show() -> None:
             world.provider.listing = listing
-            world.provider.content = world.content if told is Told.BYTES else b""
+            world.provider.content = world.content if listed_from is ListedFrom.BYTES else b""
 
         def work() -> object:
             result = world.reconcile()
@@ -184,7 +184,7 @@ def full_list(machines: int, told: Told = Told.LISTING, target_ms: float | None 
         return Repeated(show, work)
 
     return Benchmark(
-        name=f"W7 reconcile, full List, {told.value}",
+        name=f"W7 reconcile, full List, {listed_from.value}",
         size=f"{machines:,} machines",
         prepare=prepare,
         items=machines,
@@ -205,10 +205,10 @@ def delta(machines: int, changed: int, target_ms: float | None = None) -> Benchm
         def change() -> None:
             turn[0] += 1
             price = CHANGED_USD_PER_HOUR[turn[0] % 2]
-            told = [
+            repriced = [
                 ListedMachine(replace(record.machine, price_usd_per_hour=price), record.metadata) for record in chosen
             ]
-            world.provider.listing = Listing(records=told, revision=b"2", tombstones=True)
+            world.provider.listing = Listing(records=repriced, revision=b"2", tombstones=True)
             world.shard.inventory.snapshot()
 
         def work() -> object:
@@ -371,8 +371,8 @@ def ingest(clusters: int, changed: int, *, is_alone: bool = False) -> Benchmark:
 
 SHARD = (
     full_list(500_000, target_ms=300.0),
-    full_list(500_000, Told.BYTES),
-    full_list(500_000, Told.RECORDS),
+    full_list(500_000, ListedFrom.BYTES),
+    full_list(500_000, ListedFrom.RECORDS),
     removals(500_000, 1_000, is_incremental=False),
     delta(500_000, 1_000, target_ms=10.0),
     removals(500_000, 1_000, is_incremental=True),

@@ -229,6 +229,17 @@ def test_a_directory_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> 
         make(tmp_path / "there")
 
 
+@pytest.mark.parametrize("name", ["ca.crt", "ca.key", "admin.crt"])
+def test_a_file_without_an_end_is_refused(name: str, tmp_path: Path) -> None:
+    """A device in place of a certificate would take all memory."""
+    make(tmp_path)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("/dev/zero")
+
+    with pytest.raises(UsageFault, match=f"{name}: Is a device"):
+        make(tmp_path)
+
+
 def test_nothing_outlives_its_authority(tmp_path: Path) -> None:
     """A long time for a certificate ends with the authority."""
     make(tmp_path, "--days", "3650")

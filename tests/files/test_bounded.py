@@ -54,6 +54,7 @@ def test_a_pipe_is_read_up_to_its_limit(tmp_path: Path) -> None:
         ("provider", "simulated", "--world", "{}", "--state", "state.db"),
         ("provider", "simulated", "--intent-key", "{}", "--state", "state.db"),
         ("conformance", "--target", "localhost:1", "--blob", "{}"),
+        ("operator", "--kubeconfig", "{}", "--cluster-id", "c", "--shard-addr", "localhost:1", "--bootstrap-stub"),
     ],
     ids=lambda command: " ".join(command[:2]),
 )

@@ -195,7 +195,7 @@ class Replica:
     def _changed(self, task: "asyncio.Task[Any]") -> None:
         self._changes.discard(task)
         if not task.cancelled():
-            # Told to the caller, if there still is one.
+            # Raised to the caller, if there still is one.
             task.exception()
 
     async def _alone(self, work: Callable[[Term], Coroutine[Any, Any, T]]) -> T:

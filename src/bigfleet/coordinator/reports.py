@@ -46,7 +46,7 @@ class ShortfallClass:
     min_unit: Vector
     #: The dimensions that are short.
     names: frozenset[str]
-    #: Tells it from all others in this process; nothing is ordered by it.
+    #: Distinguishes it from all others in this process; nothing is ordered by it.
     serial: int
 
     def is_served_by(self, row: ZoneCapacity) -> bool:

@@ -52,6 +52,8 @@ def identifier_fault(text: str) -> str | None:
     size_bytes = len(text.encode("utf-8", "surrogatepass"))
     if size_bytes > IDENTIFIER_BYTES_MAX:
         return f"has {size_bytes} bytes, at most {IDENTIFIER_BYTES_MAX} are allowed"
+    if text.isprintable() and " " not in text:
+        return None
     for position, character in enumerate(text):
         if character.isspace() or not character.isprintable():
             return f"has the character {character!r} at position {position}; blanks and control characters are refused"

@@ -115,7 +115,7 @@ class SessionClient:
         self._demand_changed.set()
 
     def node_changed(self, status: frames.NodeStatus) -> None:
-        """Tell the shard what became of a node, if it is there and asks for it; the next resync repairs the rest."""
+        """Report what became of a node to a shard that is there and asks for it; the next resync repairs the rest."""
         if frames.CAPABILITY_NODE_STATUS in (self._shard_capabilities or ()):
             self._outbox.put(status)
 

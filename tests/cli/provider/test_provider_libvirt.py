@@ -22,6 +22,10 @@ from tests.libvirt.providers import HOSTS
             ("--hosts", "hosts.yaml", "--bootstrap", "agent", "--base-user-data", "none"),
             "--base-user-data: none: No such file or directory",
         ),
+        (
+            ("--hosts", "hosts.yaml", "--bootstrap", "agent", "--base-user-data", "/dev/zero"),
+            "--base-user-data: /dev/zero: Is a device",
+        ),
     ],
 )
 def test_a_wrong_call_exits_with_2_and_one_line(flags: tuple[str, ...], text: str, tmp_path: Path) -> None:

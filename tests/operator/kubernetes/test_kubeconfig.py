@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,21 @@ def test_a_file_that_is_absent_is_named(file: Path) -> None:
     assert fault(file, None) == (
         "cannot be read: No such file or directory; name a kubeconfig that this process may read"
     )
+
+
+def test_files_without_an_end_are_refused(file: Path) -> None:
+    """A device or a sparse file would take all memory."""
+    token = file.with_name("token")
+    token.touch()
+    os.truncate(token, 1 << 40)
+
+    assert fault(file, config(user={"tokenFile": "token"})) == (
+        f"users[u].user.tokenFile: {token} cannot be read: Has more than 1,048,576 bytes; "
+        "name a file that this process may read"
+    )
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    assert fault(file, None) == "cannot be read: Is a device; name a kubeconfig that this process may read"
 
 
 @pytest.mark.parametrize(

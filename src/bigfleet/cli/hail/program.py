@@ -30,7 +30,7 @@ class _Failed(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells a wrong call in one line."""
+    """Prints what is wrong with a call in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")

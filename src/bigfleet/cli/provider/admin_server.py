@@ -33,7 +33,7 @@ _BODY_BYTES_MAX = 64 * 1024
 
 
 class _PeerProtocol(H11Protocol):
-    """Tells the application which user is at the other end, in place of an address that Unix sockets lack."""
+    """Names to the application which user is at the other end, in place of an address that Unix sockets lack."""
 
     def connection_made(  # type: ignore[override]  # as uvicorn's own narrows it: a socket is a Transport
         self, transport: asyncio.Transport

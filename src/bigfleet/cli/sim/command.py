@@ -330,7 +330,7 @@ def _check_writable(trace: Path | None, page: Path | None) -> None:
 
 @contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Tell a file that cannot be written in one line. Raises UsageFault."""
+    """Report a file that cannot be written in one line. Raises UsageFault."""
     try:
         yield
     except OSError as error:

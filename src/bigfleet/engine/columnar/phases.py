@@ -181,12 +181,31 @@ def reclaims(
     machines = machines[:found]
     if len(short) == 0 or found == 0:
         return machines
-    cluster = fleet.cluster_of[fleet.cluster[machines]].astype(np.int64)
-    stays = np.isin(cluster << 32 | tables.stamp_pair[fleet.stamp[machines]], short)
+    stays = _bound_for(short, machines, fleet, tables)
     if options.unjoined:
         unjoined = [view.rows.get(MachineId(machine_id), -1) for machine_id in options.unjoined]
-        stays &= ~np.isin(machines, unjoined)
-    return machines[~stays]
+        stays = stays[~np.isin(machines[stays], unjoined)]
+    return np.delete(machines, stays)
+
+
+def _bound_for(short: Int64s, machines: Int32s, fleet: FleetArrays, tables: VocabularyTables) -> Int64s:
+    """Return the places in `machines` of those that are stamped with a key of `short`, ascending.
+
+    Only machines whose pair and whose cluster occur in keys are compared with the keys: `np.isin` sorts all of
+    them, which is three quarters of a decision that gives back most of its machines.
+    """
+    keys = np.unique(short)
+    is_short_cluster = np.isin(fleet.cluster_of, keys >> 32)
+    is_short_pair = np.isin(tables.stamp_pair, keys.astype(np.int32))  # the lower half
+    if not is_short_pair.any():
+        return np.zeros(0, np.int64)
+    places = np.flatnonzero(is_short_pair[fleet.stamp[machines]])
+    places = places[is_short_cluster[fleet.cluster[machines[places]]]]
+    cluster = fleet.cluster_of[fleet.cluster[machines[places]]].astype(np.int64)
+    stamped = cluster << 32 | tables.stamp_pair[fleet.stamp[machines[places]]]
+    at = np.minimum(np.searchsorted(keys, stamped), len(keys) - 1)
+    found: Int64s = places[keys[at] == stamped]
+    return found
 
 
 def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: VocabularyTables, options: Options) -> Int32s:

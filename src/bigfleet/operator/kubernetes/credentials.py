@@ -13,9 +13,12 @@ from typing import Protocol
 
 import msgspec
 
+from bigfleet.files.bounded import read_bounded
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.operator.kubernetes.timestamps import unix_seconds
 
+#: Of a file with a token, a certificate, a key or authorities.
+CREDENTIAL_BYTES_MAX = 1024 * 1024
 #: A plugin that asks a cloud for a token takes seconds; one that waits for a person never ends.
 PLUGIN_SECONDS_MAX = 60.0
 #: What of a plugin's standard error is quoted.
@@ -93,7 +96,7 @@ class FileContent:
             stat = self._path.stat()
             version = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
             if version != self._version:
-                self._data = self._path.read_bytes()
+                self._data = read_bounded(self._path, CREDENTIAL_BYTES_MAX)
                 self._version = version
         except OSError as error:
             if self._data is None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from bigfleet.files.bounded import read_bounded
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.credentials import (
@@ -29,6 +30,8 @@ from bigfleet.operator.kubernetes.credentials import (
 )
 from bigfleet.operator.kubernetes.endpoint import ApiEndpoint, proxy_from_environment
 
+#: Of one file of $KUBECONFIG or --kubeconfig.
+KUBECONFIG_BYTES_MAX = 16 * 1024 * 1024
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _CLUSTER_FIELDS = {
     "server",
@@ -216,7 +219,7 @@ def _text_of(content: bytes) -> str:
 
 def _read(path: Path) -> _Entry:
     try:
-        document = load_yaml(_text_of(path.read_bytes()))
+        document = load_yaml(_text_of(read_bounded(path, KUBECONFIG_BYTES_MAX)))
     except OSError as error:
         raise KubeconfigError(
             f"{path}: cannot be read: {error.strerror or error}; name a kubeconfig that this process may read"

@@ -1,6 +1,6 @@
 """Refuses sessions of peers that keep sending frames that cannot be read.
 
-docs/spec/shard.md §4.4. A frame that cannot be read costs as much as one that can, and tells the shard nothing. Nothing
+docs/spec/shard.md §4.4. A frame that cannot be read costs as much as one that can, and gives the shard nothing. Nothing
 here reads a frame.
 """
 

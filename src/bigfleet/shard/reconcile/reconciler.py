@@ -450,7 +450,7 @@ class Reconciler:
                         record = await self._provider.get(machine_id)
                 except ProviderRefusal as refusal:
                     if refusal.kind is RefusalKind.NOT_FOUND:
-                        # Told gone, like a tombstone: the next pass removes it, under the same brake.
+                        # Reported gone, like a tombstone: the next pass removes it, under the same brake.
                         self._revisit.discard(machine_id)
                         self._held_removals.add(machine_id)
                     return

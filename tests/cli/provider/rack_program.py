@@ -41,7 +41,11 @@ inventory)
     echo '{"end": true}'
     exit ;;
 esac
-is_running() { [ -e "/proc/$1/stat" ] && ! grep -q ') [ZX] ' "/proc/$1/stat"; }
+is_running() {
+    # Read once: a process that has ended may go between two looks.
+    stat=$(cat "/proc/$1/stat" 2>/dev/null) || return 1
+    case $stat in *") Z "* | *") X "*) return 1 ;; esac
+}
 for stopped in stopped-*; do
     if [ -e "$stopped" ] && is_running "$(cat "$stopped")"; then echo "$verb $stopped" >> overlaps; fi
 done

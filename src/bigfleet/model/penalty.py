@@ -1,6 +1,7 @@
 """Converts dollars of damage to 28 penalty buckets that cross the wire (docs/spec/model.md §6).
 
 0 is unspecified, 1 is $0, 2 is $0.50, 3 to 26 are $1 doubling to $8,388,608, 27 is pinned (never interrupt).
+What a machine costs with it: `effective_cost_usd_per_hour` in machine.py.
 """
 
 import math

@@ -1,7 +1,8 @@
 """Fences calls: decides which tokens pass, and keeps the marks of the newest (docs/spec/provider.md §4, ADR-0058).
 
 One mark per (machine, shard). Marks of machines in the inventory stay for good, up to a number of shards for each
-machine; the others are bounded in number and age. A mark must never move back.
+machine; the others are bounded in number and age. A mark must never move back. Marks stop late
+calls of one shard; which shard owns a machine is bigfleet/model/ownership.py.
 """
 
 from collections.abc import Iterable, Mapping

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bigfleet.compositions.targets import targets_of
+from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey
 from bigfleet.engine.shapes.decide import decide
@@ -38,7 +39,8 @@ class Life:
         self.demand: tuple[Need, ...] = first.demand
         self.options: Options = first.options
         self.rng = rng
-        self.store, self.engine = ColumnStore(), PodEngine()
+        loops = pod_credit if rng.random() < 0.5 else None
+        self.store, self.engine = ColumnStore(), PodEngine(loops=loops)
         for one in first.machines:
             self.store.insert(one)
 

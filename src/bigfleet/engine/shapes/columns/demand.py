@@ -137,7 +137,8 @@ def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandCol
     is_plain = rows.has_pods & (profiles.access >= 0)[rows.profile]
     if fleet.orphans:
         keys = fleet.orphans.keys()
-        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in rows.needs], np.bool_)
+        found = [rows.needs[place] for place in rows.places.tolist()]
+        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in found], np.bool_)
     pods = np.diff(firsts(rows.counts)[rows.first])
     not_plain = np.bincount(rows.cluster[~is_plain], minlength=len(rows.clusters)) > 0
     not_plain |= np.bincount(rows.cluster, pods, len(rows.clusters)) >= PODS_MAX
@@ -192,7 +193,7 @@ def _columns(
         clusters=[clusters[c] for c in place.tolist()],
         has_impossible=left_out[place],
         positions=rows.positions[given[order]],
-        places=given[order],
+        places=rows.places[given[order]],
         needs=rows.needs,
         first_row=firsts(np.bincount(rank[cluster], minlength=len(clusters))),
         first_group=firsts(np.bincount(new[row[kept]], minlength=len(given))),

@@ -203,6 +203,36 @@ class ColumnMachines:
         """What the columns refer to."""
         return self._view.vocabulary
 
+    @property
+    def owners(self) -> npt.NDArray[np.int32]:
+        """By row, the number of the cluster whose pods the machine hosts, or will; 0 for none."""
+        return self._owners
+
+    @property
+    def has_unjoined(self) -> bool:
+        """Return whether machines of the view have not joined."""
+        return len(self._unjoined) > 0
+
+    def rows_held_by(self, clusters: Sequence[str]) -> tuple[Rows, npt.NDArray[np.int32]]:
+        """Return rows with those of `held_rows` of some clusters among them, those of a cluster ascending.
+
+        Beside them it returns the place of the cluster by the number of its owner, -1 for all others.
+        """
+        cluster_of = np.full(len(self._owner_numbers) + 1, -1, np.int32)
+        for place, name in enumerate(clusters):
+            cluster_of[self._owner_numbers.get(name, 0)] = place
+        cluster_of[0] = -1
+        if 2 * len(clusters) < len(self._owner_numbers):
+            return np.concatenate([_NO_ROWS, *(self.held_rows(name) for name in clusters)]), cluster_of
+        rows = np.arange(len(self._owners))
+        return np.delete(rows, self._unjoined) if len(self._unjoined) else rows, cluster_of
+
+    def keep_ranks(self) -> Rows:
+        """Return by number of the stamp what ascends as the assigned reclamation dollars descend."""
+        stamps = self._view.vocabulary.stamps
+        dollars = np.array([-stamp.assigned_reclamation_penalty_dollars for stamp in stamps], np.float64)
+        return np.unique(dollars, return_inverse=True)[1].astype(np.int64)
+
     def row_of(self, machine_id: str) -> int | None:
         """Return the row of a machine, None for one that is not known."""
         return self._view.rows.get(MachineId(machine_id))

@@ -90,11 +90,6 @@ class _Asked:
         names = names_of(needs) if columns is None else columns.names
         return cls(demand, needs, dict(ages), needs_by_cluster(needs), names, columns)
 
-    def places_of(self, cluster: str) -> Sequence[int]:
-        """Return the places of a cluster's rows in the demand, ascending."""
-        rows = self.by_cluster[cluster]
-        return rows.places.tolist() if isinstance(rows, ClusterRows) else [position for position, _ in rows]
-
     def needs_of(self, cluster: str) -> tuple[Need, ...]:
         """Return a cluster's rows in list order."""
         rows = self.by_cluster[cluster]
@@ -203,7 +198,7 @@ class PodEngine:
         assert asked is not None, "the demand was arranged before"
         assert rooms is not None, "what all clusters share was looked at before"
         assert dimensions is not None, "what all clusters share was looked at before"
-        changed = {name: needs for name, needs in asked.by_cluster.items() if name not in previous}
+        changed = {name: asked.by_cluster[name] for name in asked.by_cluster if name not in previous}
         fleet = DecisionState(
             machines=machines,
             columns=machines,
@@ -316,8 +311,8 @@ class PodEngine:
         return True
 
     def _rows(self, asked: _Asked, previous: Mapping[str, _CompleteCluster], answer: Conclusion) -> PodRows:
-        parts = [(asked.places_of(name), one.results) for name, one in previous.items()]
-        parts += [(asked.places_of(name), results) for name, results in answer.complete.items()]
+        parts = [(asked.by_cluster[name], one.results) for name, one in previous.items()]
+        parts += [(asked.by_cluster[name], results) for name, results in answer.complete.items()]
         return PodRows(asked.needs, answer.results, parts, {})
 
     def _store(
@@ -330,7 +325,7 @@ class PodEngine:
             cluster.known = fleet.machines.known_shapes
             results = answer.complete.get(name)
             if results is None:
-                results = tuple([answer.results[place] for place in asked.places_of(name)])
+                results = tuple([answer.results[place] for place, _ in asked.by_cluster[name]])
             previous[name] = _CompleteCluster(
                 cluster=cluster,
                 needs=asked.needs_of(name),

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columnar.arrays import PodGroups, PodHosts, PodPlaces
 from bigfleet.engine.shapes.columns.demand import DemandColumns
 from bigfleet.engine.shapes.columns.loops import PodLoops
 from bigfleet.engine.shapes.columns.machines import ColumnMachines, MachineIds
@@ -65,10 +66,14 @@ def placed_in_loops(
         row, kind_of = row[order], kind_of[order]
     access, is_allowed = access_of(examples.kinds, demand)
     left, first_claim = np.zeros(len(demand.counts), np.int64), np.zeros(len(demand.counts) + 1, np.int64)
+    requests = np.ascontiguousarray(demand.requests)
     host, pods = loops.place_pods(
-        *(first_host, row, kind_of, examples.total, examples.kind, examples.totals),
-        *(demand.first, demand.number, np.ascontiguousarray(demand.requests), demand.counts, demand.limits),
-        *(access, is_allowed.view(np.uint8), is_claimed, left, first_claim),
+        PodHosts(first_host, row, kind_of, examples.total, examples.kind, examples.totals),
+        PodGroups(
+            *(demand.first, demand.number, requests, demand.counts, demand.limits, access),
+            is_allowed.view(np.uint8),
+        ),
+        PodPlaces(is_claimed, left, first_claim),
     )
 
     def unclaimed() -> Sequence[MachineIds]:

@@ -41,8 +41,10 @@ class ColumnCredit:
         self.placed = placed_on_arrays(fleet, machines, demand) if placed is None else placed
         #: By cluster; found for all of them when the first one asks.
         self._unclaimed: Sequence[MachineIds] | None = None
-        cluster = np.repeat(np.arange(len(demand.clusters)), np.diff(demand.first))
-        self.has_left = np.bincount(cluster[self.placed.left > 0], minlength=len(demand.clusters)) > 0
+        short = np.searchsorted(demand.first, np.flatnonzero(self.placed.left), side="right") - 1
+        #: By cluster: whether some of its pods have no place, and whether pods were set aside.
+        self.has_left: list[bool] = (np.bincount(short, minlength=len(demand.clusters)) > 0).tolist()
+        self.has_impossible: list[bool] = demand.has_impossible.tolist()
 
     def machines_of(self, row: int) -> tuple[MachineId, ...]:
         """Return the machines of a row, in hosting order."""
@@ -82,12 +84,12 @@ class ColumnClaims:
     @property
     def has_left(self) -> bool:
         """Return whether some of the cluster's pods have no place."""
-        return bool(self.credit.has_left[self.number])
+        return self.credit.has_left[self.number]
 
     @property
     def has_impossible(self) -> bool:
         """Return whether pods of the cluster were set aside."""
-        return bool(self.credit.demand.has_impossible[self.number])
+        return self.credit.has_impossible[self.number]
 
     @property
     def _cluster(self) -> ClusterState:

@@ -139,14 +139,20 @@ class ClustersInList(Mapping[str, ClusterRows]):
         known = known[np.argsort(order[first[known]])]
         #: The number of each cluster.
         self.numbers = {listed.clusters[number]: number for number in known.tolist()}
+        self._rows: dict[str, ClusterRows] = {}
 
     def __getitem__(self, cluster: str) -> ClusterRows:
-        number = self.numbers[cluster]
-        order, first = self._listed.places()
-        places = order[first[number] : first[number + 1]]
-        if not self._are_stamped:
-            return ClusterRows(places, self._listed.blocks[cluster].needs)
-        return ClusterRows(places, tuple([self._needs[place] for place in places.tolist()]))
+        rows = self._rows.get(cluster)
+        if rows is None:
+            number = self.numbers[cluster]
+            order, first = self._listed.places()
+            places = order[first[number] : first[number + 1]]
+            if self._are_stamped:
+                needs = tuple([self._needs[place] for place in places.tolist()])
+            else:
+                needs = self._listed.blocks[cluster].needs
+            rows = self._rows[cluster] = ClusterRows(places, needs)
+        return rows
 
     def columns_of(self, clusters: Collection[str], names: tuple[str, ...]) -> RowsInColumns:
         """Return the rows of some clusters, at least one, in columns; `names` are those of all rows."""

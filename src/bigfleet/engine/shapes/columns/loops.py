@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from bigfleet.engine.columnar.arrays import PodGroups, PodHosts, PodPlaces
+
 _Int64s = npt.NDArray[np.int64]
 _Int32s = npt.NDArray[np.int32]
 
@@ -23,6 +25,10 @@ class PodLoops(Protocol):
         """Return rows in the order of their ranks, and the kind of each."""
         ...
 
-    def place_pods(self, *columns: npt.NDArray[Any]) -> tuple[_Int32s, _Int64s]:
+    def place_pods(self, hosts: PodHosts, groups: PodGroups, places: PodPlaces, /) -> tuple[_Int32s, _Int64s]:
         """Place groups of pods by first fit; return host and pods of each claim, by group."""
+        ...
+
+    def arrange_groups(self, *columns: npt.NDArray[Any]) -> int:
+        """Write the groups of rows in the order in which they are placed; return how many there are."""
         ...

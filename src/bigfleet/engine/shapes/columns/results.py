@@ -80,6 +80,10 @@ def complete_rows(needs: Sequence[Need], claims: RowClaims, rows: Iterable[int])
     return made_at_once(CompleteRow, len(needs), slots)
 
 
+#: Rows with their places in a demand.
+PlacedRows = Sequence[tuple[int, Need]]
+
+
 class CompleteRows(Deferred[RowResult]):
     """The results of a cluster's rows, of which every pod has a place; made when the first one is read."""
 
@@ -93,13 +97,13 @@ class PodRows(Deferred[RowResult]):
         self,
         demand: Sequence[Need],
         results: Mapping[int, RowResult],
-        parts: Sequence[tuple[Sequence[int], Sequence[RowResult]]],
+        parts: Sequence[tuple[PlacedRows, Sequence[RowResult]]],
         ages: Mapping[ParkingKey, int],
     ) -> None:
         """Make nothing.
 
-        `results` are by the place of the row in the demand; each of `parts` has places, and the results of the rows
-        there.
+        `results` are by the place of the row in the demand; each of `parts` has rows with their places, and the results
+        of these rows.
         """
         # Not a method of its own: in a cycle of references, the columns would outlive their use.
         super().__init__(len(demand), partial(_all_results, demand, results, parts, ages))
@@ -116,19 +120,19 @@ class PodRows(Deferred[RowResult]):
         if also or self._ages:
             return [result for result in self if not result.satisfied or result.need.key in also]
         found = dict(self._results)
-        for places, results in self._parts:
+        for rows, results in self._parts:
             if not isinstance(results, CompleteRows):
-                found.update(zip(places, results, strict=True))
+                found.update(zip([place for place, _ in rows], results, strict=True))
         return [found[place] for place in sorted(found) if not found[place].satisfied]
 
 
 def _all_results(
     demand: Sequence[Need],
     results: Mapping[int, RowResult],
-    parts: Sequence[tuple[Sequence[int], Sequence[RowResult]]],
+    parts: Sequence[tuple[PlacedRows, Sequence[RowResult]]],
     ages: Mapping[ParkingKey, int],
 ) -> tuple[RowResult, ...]:
     found = dict(results)
-    for places, of_cluster in parts:
-        found.update(zip(places, of_cluster, strict=True))
+    for rows, of_cluster in parts:
+        found.update(zip([place for place, _ in rows], of_cluster, strict=True))
     return with_members_of(demand, [found[place] for place in range(len(demand))], ages)

@@ -140,7 +140,7 @@ def test_loops_place_what_first_fit_places(scale: int) -> None:
         assert pairs == sorted(pairs, key=lambda pair: (pair[1], pair[0])), seed
         assert np.flatnonzero(is_claimed).tolist() == sorted(set(claims.host.tolist())), seed
         placed += int(claims.pods.sum())
-        grown += len(pairs) > len(hosts.row) + len(demand.counts)
+        grown += len(pairs) > len(hosts.row) + pod_credit.CLAIMS_PER_GROUP * len(demand.counts)
     assert placed
     assert grown, "no claims had to get more room"
 

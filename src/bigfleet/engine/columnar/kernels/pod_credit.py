@@ -27,6 +27,8 @@ HOSTS_T, GROUPS_T, PLACES_T = (typeof(group) for group in (PodHosts, PodGroups, 
 CLAIMS_T, OPEN_T = typeof(PodClaims), typeof(OpenHosts)
 #: Groups after which hosts without room for what follows are dropped.
 GROUPS_TO_DROP = 4
+#: Claims for which there is room at first, beside one for each host.
+CLAIMS_PER_GROUP = 3
 #: Spreads keys over a table: 2⁶⁴ ÷ the golden ratio, odd.
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _NONE = np.int32(-1)
@@ -215,7 +217,8 @@ def place_pods(hosts, groups, places):
         np.empty((groups_max + 1, width), np.int64),
         np.zeros(len(groups.requests), np.int64),
     )
-    most = len(hosts.row) + len(groups.number)
+    # Most hosts have one claim, and most groups end on hosts that have others.
+    most = len(hosts.row) + CLAIMS_PER_GROUP * len(groups.number)
     claims = PodClaims(np.empty(most, np.int32), np.empty(most, np.int64))
     size, c = 0, 0
     while c < len(hosts.first) - 1:

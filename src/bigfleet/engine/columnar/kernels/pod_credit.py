@@ -25,6 +25,8 @@ from bigfleet.engine.columnar.kernels.base import (
 
 HOSTS_T, GROUPS_T, PLACES_T = (typeof(group) for group in (PodHosts, PodGroups, PodPlaces))
 CLAIMS_T, OPEN_T = typeof(PodClaims), typeof(OpenHosts)
+ROWS_AND_KINDS_T = numba.types.Tuple((I8_T, I4_T))  # type: ignore[no-untyped-call]  # Numba has no annotations
+HOST_AND_PODS_T = numba.types.Tuple((I4_T, I8_T))  # type: ignore[no-untyped-call]  # Numba has no annotations
 #: Groups after which hosts without room for what follows are dropped.
 GROUPS_TO_DROP = 4
 #: Claims for which there is room at first, beside one for each host.
@@ -80,7 +82,7 @@ def number_kinds(rows, owners, cluster_of, state, shape, offer, stamp, order_of_
     return found[:count]
 
 
-@allocating(numba.types.Tuple((I8_T, I4_T))(I8_T, I4_T, U1_T, I8_T, U1_T, I8_T))
+@allocating(ROWS_AND_KINDS_T(I8_T, I4_T, U1_T, I8_T, U1_T, I8_T))
 def in_rank_order(rows, kind, is_wanted, rank, is_claimed, first):
     """Return the rows that nothing claims, of the kinds that are wanted, in the order of their kinds' ranks; and kinds.
 
@@ -203,7 +205,7 @@ def place_in_cluster(c, hosts, groups, places, claims, size, opened):
     return size
 
 
-@allocating(numba.types.Tuple((I4_T, I8_T))(HOSTS_T, GROUPS_T, PLACES_T))
+@allocating(HOST_AND_PODS_T(HOSTS_T, GROUPS_T, PLACES_T))
 def place_pods(hosts, groups, places):
     """Place each group of each cluster on the first hosts with room; return host and pods of each claim, by group."""
     hosts_max, groups_max = 0, 0

@@ -16,7 +16,7 @@ from bigfleet.engine.shapes.columns.demand import DemandColumns
 from bigfleet.engine.shapes.columns.loops import PodLoops
 from bigfleet.engine.shapes.columns.machines import ColumnMachines, MachineIds
 from bigfleet.engine.shapes.columns.order import Examples, Hosts, rearranged, state_places
-from bigfleet.engine.shapes.columns.placed import PlacedPods
+from bigfleet.engine.shapes.columns.placed import CreditedPods
 from bigfleet.engine.shapes.columns.placing import access_of
 from bigfleet.engine.shapes.columns.rows import Rows
 from bigfleet.engine.shapes.fleet import DecisionState
@@ -30,7 +30,7 @@ Bytes = npt.NDArray[np.uint8]
 
 def placed_in_loops(
     fleet: DecisionState, machines: ColumnMachines, demand: DemandColumns, loops: PodLoops
-) -> PlacedPods | None:
+) -> CreditedPods | None:
     """Place everything that has a place; None where the numbers of the vocabulary are too large."""
     names = [cluster.id for cluster in demand.clusters]
     rows, cluster_of = machines.rows_held_by(names)
@@ -86,7 +86,7 @@ def placed_in_loops(
         ids = machines.ids
         return [MachineIds(ids, free[a:b]) for a, b in pairwise(of_cluster)]
 
-    return PlacedPods(
+    return CreditedPods(
         first_host=first_host, row=row, first_claim=first_claim, host=host, pods=pods, left=left, unclaimed=unclaimed
     )
 

@@ -134,8 +134,8 @@ def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandCol
     is_plain = rows.has_pods & (profiles.access >= 0)[rows.profile]
     if fleet.orphans:
         keys = fleet.orphans.keys()
-        found = [rows.needs[place] for place in rows.places.tolist()]
-        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in found], np.bool_)
+        asked = [rows.needs[place] for place in rows.places.tolist()]
+        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in asked], np.bool_)
     pods = np.diff(firsts(rows.counts)[rows.first])
     not_plain = np.bincount(rows.cluster[~is_plain], minlength=len(rows.clusters)) > 0
     not_plain |= np.bincount(rows.cluster, pods, len(rows.clusters)) >= PODS_MAX

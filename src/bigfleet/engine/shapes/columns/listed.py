@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.shapes.columns.rows import (
-    Numbers,
     Rows,
     RowsInColumns,
     ShapeColumns,
+    ValueNumbers,
     columns_with,
     firsts,
     names_with,
@@ -36,7 +36,7 @@ class RowNumbers:
     def __init__(self) -> None:
         self.profiles: list[Profile] = []
         self.resources: list[Vector] = []
-        self._of_profiles, self._of_requests = Numbers(), Numbers()
+        self._of_profiles, self._of_requests = ValueNumbers(), ValueNumbers()
 
     @property
     def size(self) -> int:

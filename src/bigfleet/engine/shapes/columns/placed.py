@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from bigfleet.engine.shapes.columns.demand import DemandColumns
 from bigfleet.engine.shapes.columns.machines import ColumnMachines, MachineIds
@@ -15,7 +16,7 @@ from bigfleet.engine.shapes.fleet import DecisionState
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class PlacedPods:
+class CreditedPods:
     """The claims of some clusters. Hosts are numbered by cluster, then in hosting order."""
 
     #: Where the hosts of each cluster begin, and where the last ones end.
@@ -25,7 +26,7 @@ class PlacedPods:
     #: Where the claims of each group begin, and where the last ones end; those of a group are in hosting order.
     first_claim: Rows
     #: Of each claim.
-    host: Rows
+    host: Rows | npt.NDArray[np.int32]
     pods: Rows
     #: Pods of each group without a place.
     left: Rows
@@ -33,7 +34,7 @@ class PlacedPods:
     unclaimed: Callable[[], Sequence[MachineIds]]
 
 
-def placed_on_arrays(fleet: DecisionState, machines: ColumnMachines, demand: DemandColumns) -> PlacedPods:
+def placed_on_arrays(fleet: DecisionState, machines: ColumnMachines, demand: DemandColumns) -> CreditedPods:
     """Place everything that has a place."""
     wanted = demand.wanted()
     hosts = hosts_in_order(fleet, machines, demand.clusters, wanted)
@@ -41,7 +42,7 @@ def placed_on_arrays(fleet: DecisionState, machines: ColumnMachines, demand: Dem
     # Those of a group are found in hosting order.
     order, groups = stable_order(claims.group), len(demand.counts)
     names = [cluster.id for cluster in demand.clusters]
-    return PlacedPods(
+    return CreditedPods(
         first_host=hosts.first,
         row=hosts.row,
         first_claim=firsts(np.bincount(claims.group, minlength=groups)),

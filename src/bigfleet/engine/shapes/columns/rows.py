@@ -55,7 +55,7 @@ class RowsInColumns:
 
 def row_columns(needs: Sequence[Need], positions: Sequence[int] | None = None) -> RowsInColumns:
     """Read rows, which are in list order; without positions they are the whole demand."""
-    requests = Numbers()
+    requests = ValueNumbers()
     has_pods, sizes, running, counts, limits, number = columns_with(needs, requests)
     cluster, of_clusters = _numbered([need.cluster for need in needs])
     profile, of_profiles = _numbered([need.profile.fingerprint for need in needs])
@@ -103,7 +103,7 @@ class ShapeColumns(NamedTuple):
         return ShapeColumns(self.has_pods[places], sizes, self.running[places], *of_shapes)
 
 
-def columns_with(needs: Sequence[Need], requests: "Numbers") -> ShapeColumns:
+def columns_with(needs: Sequence[Need], requests: "ValueNumbers") -> ShapeColumns:
     """Read rows and their shapes; `requests` numbers what pods request."""
     running: list[tuple[DemandShape, ...]] = [need.shapes for need in needs]
     waiting = [need.waiting for need in needs]
@@ -155,7 +155,7 @@ def _lengths(parts: Sequence[Sequence[object]]) -> Rows:
     return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
-class Numbers(dict[Hashable, int]):
+class ValueNumbers(dict[Hashable, int]):
     """Numbers values from 0 as they are first asked for."""
 
     def __missing__(self, value: Hashable) -> int:
@@ -174,5 +174,5 @@ class Numbers(dict[Hashable, int]):
 
 def _numbered(values: Sequence[Hashable]) -> tuple[Rows, Rows]:
     """Return a number for each value, equal for equal ones and ascending by first place; and these places."""
-    numbers = Numbers().numbers_of(values)
+    numbers = ValueNumbers().numbers_of(values)
     return numbers, np.flatnonzero(np.diff(np.maximum.accumulate(numbers), prepend=-1))

@@ -86,8 +86,8 @@ helm: $(STAMP) ## fetch helm and kubectl for the tests of charts unless they are
 
 # Without a container engine, from the packages of Debian 12 and of requirements.lock. It needs apt-get and dpkg-deb of
 # Debian 12, and root or user namespaces.
-image: $(STAMP) ## build the container image as an OCI layout: build/image
-	@$(BIN)/python -m tools.image build build/image
+image: $(STAMP) ## build the container image as an OCI layout, build/image: make image EXTRAS="uvloop"
+	@$(BIN)/python -m tools.image build build/image $(if $(filter undefined,$(origin EXTRAS)),,--extras "$(EXTRAS)")
 
 image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the image
 	@$(BIN)/python -m tools.image lock
@@ -96,19 +96,35 @@ image-lock: $(STAMP) ## pin the newest versions of Debian's packages for the ima
 release: image sbom ## build a release of this commit: build/release; make release KEY=release.key signs it
 	@$(BIN)/python -m tools.release build build/release --image build/image --sbom build/bigfleet.cdx.json $(if $(KEY),--key $(KEY))
 
+# It has no wheel: it is built with libvirt-dev, pkg-config and a C compiler. The tests with real domains also need Debian's
+# libvirt-daemon-system, qemu-system-x86, qemu-utils, qemu-guest-agent, linux-image-cloud-amd64, busybox-static, openssl, syslinux and mtools.
+LIBVIRT := $(VENV)/.libvirt
+$(LIBVIRT): requirements-libvirt.lock $(STAMP)
+	@pkg-config --exists libvirt || { echo "libvirt-dev and pkg-config are missing: apt-get install libvirt-dev pkg-config gcc python3-dev"; exit 1; }
+	@$(if $(UV),\
+	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $<,\
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
+	@touch $@
+
+libvirt: $(LIBVIRT) ## build libvirt's Python binding, with which the tests of real virtual machines run
+
 # Image, units and charts of the release are started: the image as root only, the charts on a control plane where there is
 # one (`make helm controlplane`), and else they are skipped, unless BIGFLEET_REQUIRE_HELM=1 and BIGFLEET_REQUIRE_KUBERNETES=1.
+# A virtual machine is booted by the installed wheel, before all that: a missing libvirt fails the check, unless
+# BIGFLEET_REQUIRE_LIBVIRT=0.
 RELEASED := build/released
 release-check: export BIGFLEET_RELEASE_DIR = $(CURDIR)/build/release
 release-check: export BIGFLEET_UNITS = $(CURDIR)/$(RELEASED)/deploy/systemd
 release-check: export BIGFLEET_CHARTS = $(CURDIR)/$(RELEASED)/charts
-release-check: $(STAMP) ## verify, install and start what `make release` built: make release-check PUBLIC_KEY=release.pub
+release-check: export BIGFLEET_REQUIRE_LIBVIRT ?= 1
+release-check: $(STAMP) $(if $(filter 0,$(BIGFLEET_REQUIRE_LIBVIRT)),,$(LIBVIRT)) ## verify, install and start what `make release` built: make release-check PUBLIC_KEY=release.pub
 	@$(BIN)/python -m tools.release check build/release $(if $(PUBLIC_KEY),--public-key $(PUBLIC_KEY))
 	@rm -rf $(RELEASED) && mkdir -p $(RELEASED)/charts
 	@tar -xzf build/release/bigfleet-*.tar.gz -C $(RELEASED) --strip-components=1
 	@for chart in build/release/charts/*.tgz; do tar -xzf "$$chart" -C $(RELEASED)/charts || exit 1; done
-	@$(BIN)/python -m pytest -n 0 tests/release/test_installed_release.py tests/deploy/test_image.py \
-	  tests/deploy/test_image_contents.py tests/deploy/test_systemd_units.py tests/deploy/test_charts.py tests/kubernetes/charts $(ARGS)
+	@$(BIN)/python -m pytest -n 0 tests/libvirt/test_installed_wheel.py tests/release/test_installed_release.py tests/deploy/test_image.py \
+	  tests/deploy/test_image_contents.py tests/deploy/test_systemd_units.py tests/deploy/test_charts.py \
+	  tests/deploy/test_chart_schemas.py tests/kubernetes/charts $(ARGS)
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
 # planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB.
@@ -144,18 +160,6 @@ $(FUZZING): requirements-fuzz.lock $(STAMP)
 
 fuzz: $(FUZZING) ## fuzz the readers of input from outside, guided by coverage: make fuzz FOR=10m ARGS="--only pod --keep"
 	@$(BIN)/python -m tests.fuzzing --for $(FOR) $(ARGS)
-
-# It has no wheel: it is built with libvirt-dev, pkg-config and a C compiler. The tests with real domains also need Debian's
-# libvirt-daemon-system, qemu-system-x86, qemu-utils, qemu-guest-agent, linux-image-cloud-amd64, busybox-static, openssl, syslinux and mtools.
-LIBVIRT := $(VENV)/.libvirt
-$(LIBVIRT): requirements-libvirt.lock $(STAMP)
-	@pkg-config --exists libvirt || { echo "libvirt-dev and pkg-config are missing: apt-get install libvirt-dev pkg-config gcc python3-dev"; exit 1; }
-	@$(if $(UV),\
-	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $<,\
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
-	@touch $@
-
-libvirt: $(LIBVIRT) ## build libvirt's Python binding, with which the tests of real virtual machines run
 
 lint: $(STAMP) ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -61,6 +61,15 @@ def run_bigfleet(*arguments: str, cwd: Path | None = None) -> subprocess.Complet
     )
 
 
+def is_running(process_id: int) -> bool:
+    """Say whether a process is there that has not ended."""
+    try:
+        status = Path(f"/proc/{process_id}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def open_channel(address: str, credentials: grpc.ChannelCredentials | None = None) -> grpc.Channel:
     """Return a channel, in plain text without credentials."""
     if credentials is None:

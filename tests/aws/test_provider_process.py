@@ -3,26 +3,19 @@
 import json
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from tests.aws.client import BUCKET, ShimClient
 from tests.aws.command import Provider, flags
 from tests.aws.over_http import MACHINE, PREFIX
+from tests.cli.provider.provider_client import STATES, VERBS
 from tests.patience import wait_until
 from tests.processes import free_port, run_bigfleet
 
 pytestmark = pytest.mark.slow
-
-VERBS = ("create", "configure", "drain", "delete")
-STATES = {
-    "create": pb.MACHINE_STATE_IDLE,
-    "configure": pb.MACHINE_STATE_CONFIGURED,
-    "drain": pb.MACHINE_STATE_IDLE,
-    "delete": pb.MACHINE_STATE_SPECULATIVE,
-}
 
 
 def start(shim: ShimClient, folder: Path, *more: str) -> tuple[int, list[str]]:
@@ -104,40 +97,70 @@ def test_a_machine_goes_all_the_way_and_no_data_stays_in_the_bucket(shim: ShimCl
     assert shim.live() == []
 
 
+#: The calls of each verb in their order, with the number of calls of that name that pass first.
+CALLS = {
+    "create": [("ec2:RunInstances", 0), ("ec2:DescribeInstances", 0)],
+    "configure": [
+        ("ec2:DescribeInstances", 0),
+        ("s3:GET", 0),
+        ("s3:PUT", 0),
+        ("ec2:CreateTags", 0),
+        ("s3:GET", 1),
+        ("s3:DELETE", 0),
+        # The checker of readiness looks once more, and deletes what a start of before may have left.
+        ("s3:DELETE", 1),
+    ],
+    "drain": [
+        ("ec2:DescribeInstances", 0),
+        ("s3:GET", 0),
+        ("ec2:CreateTags", 0),
+        ("s3:GET", 1),
+        ("ec2:DeleteTags", 0),
+        ("ec2:CreateReplaceRootVolumeTask", 0),
+        ("ec2:DescribeReplaceRootVolumeTasks", 0),
+        ("ec2:DeleteTags", 1),
+        ("ec2:DeleteTags", 2),
+    ],
+    "delete": [("ec2:TerminateInstances", 0)],
+}
 KILLS = [
-    ("create", "ec2:RunInstances", "before"),
-    ("create", "ec2:RunInstances", "after"),
-    ("create", "ec2:DescribeInstances", "after"),
-    ("configure", "s3:PUT", "before"),
-    ("configure", "s3:PUT", "after"),
-    ("configure", "ec2:CreateTags", "before"),
-    ("configure", "ec2:CreateTags", "after"),
-    ("configure", "s3:DELETE", "before"),
-    ("drain", "ec2:CreateTags", "after"),
-    ("drain", "ec2:CreateReplaceRootVolumeTask", "before"),
-    ("drain", "ec2:CreateReplaceRootVolumeTask", "after"),
-    ("drain", "ec2:DescribeReplaceRootVolumeTasks", "after"),
-    ("drain", "ec2:DeleteTags", "after"),
-    ("delete", "ec2:TerminateInstances", "before"),
-    ("delete", "ec2:TerminateInstances", "after"),
+    (verb, action, skip, drop)
+    for verb, calls in CALLS.items()
+    for action, skip in calls
+    for drop in ("before", "after")
 ]
+#: Polled until something is there.
+POLLED = ("ec2:DescribeInstances", "s3:GET", "ec2:DescribeReplaceRootVolumeTasks")
+
+
+def test_the_table_of_kills_has_each_call_of_each_verb(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    shim.control("agent", bucket=BUCKET, prefix=PREFIX)
+    with Provider(shim, tmp_path, f"127.0.0.1:{free_port()}", "--reconcile-interval=1h").served() as (client, _pid):
+        for verb, calls in CALLS.items():
+            known = len(shim.control("calls"))
+            client.accept(verb, MACHINE)
+            assert client.settled(MACHINE).state == STATES[verb]
+            made = shim.control("calls")[known:]
+            # In the order of their first occurrence.
+            assert list(dict.fromkeys(made)) == list(dict.fromkeys(action for action, _skip in calls))
+            for action, count in Counter(action for action, _skip in calls).items():
+                assert made.count(action) == count or (action in POLLED and made.count(action) > count), action
 
 
 @pytest.mark.parametrize(
-    ("verb", "action", "drop"),
+    ("verb", "action", "skip", "drop"),
     [pytest.param(*each, marks=[] if number % 5 == 0 else pytest.mark.long) for number, each in enumerate(KILLS)],
 )
 def test_a_kill_in_the_middle_of_a_call_leaves_one_instance_and_the_same_operation(
-    verb: str, action: str, drop: str, shim: ShimClient, tmp_path: Path
+    verb: str, action: str, skip: int, drop: str, shim: ShimClient, tmp_path: Path
 ) -> None:
     shim.bucket()
     shim.control("agent", bucket=BUCKET, prefix=PREFIX)
     provider = Provider(shim, tmp_path, f"127.0.0.1:{free_port()}")
     with provider.served() as (client, pid):
-        for former in VERBS[: VERBS.index(verb)]:
-            client.accept(former, MACHINE)
-            assert client.settled(MACHINE).state == STATES[former]
-        shim.fault(action, drop=drop, is_stalled=True)
+        client.live_until(verb, MACHINE)
+        shim.fault(action, drop=drop, skip=skip, is_stalled=True)
         operation_id = client.accept(verb, MACHINE)
         wait_until(lambda: shim.control("stalled"), provider.log.read_text)
         os.kill(pid, signal.SIGKILL)
@@ -153,3 +176,28 @@ def test_a_kill_in_the_middle_of_a_call_leaves_one_instance_and_the_same_operati
     assert refs == ([] if verb == "delete" else [machine.host.ref])
     names = [each["Key"] for each in shim.client("s3").list_objects_v2(Bucket=BUCKET).get("Contents", [])]
     assert all(name.endswith(".result") for name in names)
+
+
+@pytest.mark.long
+def test_a_second_kill_while_the_first_is_made_good_leaves_one_instance(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    provider = Provider(shim, tmp_path, f"127.0.0.1:{free_port()}")
+    with provider.served() as (client, pid):
+        shim.fault("ec2:RunInstances", drop="after", is_stalled=True)
+        operation_id = client.accept("create", MACHINE)
+        wait_until(lambda: shim.control("stalled"), provider.log.read_text)
+        # The next start looks for what the first one launched.
+        shim.fault("ec2:DescribeInstances", drop="after", is_stalled=True, times=2)
+        looks = shim.calls("ec2:DescribeInstances")
+        os.kill(pid, signal.SIGKILL)
+    with provider.served() as (_client, pid):
+        # One for the operation, one for the inventory.
+        wait_until(lambda: shim.calls("ec2:DescribeInstances") == looks + 2, provider.log.read_text)
+        os.kill(pid, signal.SIGKILL)
+    shim.control("release")
+    with provider.served() as (client, _pid):
+        machine = client.settled(MACHINE)
+        assert machine.state == STATES["create"], machine.last_error
+        assert client.accept("create", MACHINE) == operation_id
+    assert [each["attempt"] for each in provider.events("operation.resumed")] == [2, 3]
+    assert [each["InstanceId"] for each in shim.live()] == [machine.host.ref]

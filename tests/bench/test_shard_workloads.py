@@ -3,15 +3,15 @@
 import pytest
 
 from bench.harness import Benchmark, Repeated
-from bench.workloads.shard import Told, delta, full_list, ingest, removals
+from bench.workloads.shard import ListedFrom, delta, full_list, ingest, removals
 
 
 @pytest.mark.parametrize(
     "benchmark",
     [
         full_list(2_000),
-        full_list(2_000, Told.BYTES),
-        full_list(2_000, Told.RECORDS),
+        full_list(2_000, ListedFrom.BYTES),
+        full_list(2_000, ListedFrom.RECORDS),
         delta(2_000, 50),
         removals(2_000, 50, is_incremental=True),
         removals(2_000, 50, is_incremental=False),

@@ -16,6 +16,7 @@ SERVICES = {
     "bigfleet-shard@shard-0.service": "shard-shard-0.env",
     "bigfleet-provider@simulated.service": "provider-simulated.env",
     "bigfleet-provider@rack.service": "provider-rack.env",
+    "bigfleet-provider@kvm.service": "provider-kvm.env",
     "bigfleet-coordinator.service": "coordinator.env",
 }
 

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import re
+import subprocess
 import tomllib
 import zipfile
 from pathlib import Path
@@ -11,10 +13,20 @@ import pytest
 
 from tools.bill_of_materials import bill_of_materials
 from tools.image import build, debian
+from tools.image.__main__ import main
 from tools.image.debian import Pinned, fetch, locked
 from tools.image.faults import ImageFault
 from tools.image.layout import Appearance, read_blob, unpack_layout, write_layout
-from tools.image.wheels import LOCK, ROOT, component_of, image_requirements, unpack_wheel, write_commands
+from tools.image.wheels import (
+    LOCK,
+    ROOT,
+    component_of,
+    direct_requirements,
+    image_extras,
+    image_requirements,
+    unpack_wheel,
+    write_commands,
+)
 
 # ---- packages of Python ----------------------------------------------------------------------------------------------
 
@@ -38,7 +50,7 @@ windows==1.0 ; sys_platform == 'win32' \\
 
 
 def test_an_image_gets_what_applies_to_its_python_and_system_with_all_hashes() -> None:
-    found = image_requirements(LOCKED)
+    found = image_requirements(LOCKED, {"direct"})
 
     assert [line for line in found.splitlines() if "==" in line] == [
         "direct==1.0 \\",
@@ -49,15 +61,64 @@ def test_an_image_gets_what_applies_to_its_python_and_system_with_all_hashes() -
     ]
 
 
+def names_for(extras: list[str]) -> set[str]:
+    """Return the packages of an image with some extras."""
+    found = image_requirements(LOCK.read_text(encoding="utf-8"), direct_requirements(extras))
+    return {line.partition("==")[0] for line in found.splitlines() if line[:1].isalnum()}
+
+
 def test_every_dependency_of_the_project_is_found_in_its_lock_file_and_nothing_that_builds_it() -> None:
-    found = image_requirements(LOCK.read_text(encoding="utf-8"))
-    names = {line.partition("==")[0] for line in found.splitlines() if line[:1].isalnum()}
+    names = names_for(["uvloop", "aws"])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["uvloop"], *extras["aws"]]
 
     assert {each.partition(">")[0] for each in wanted} <= names
     assert not names & {"hatchling", "editables", "pip", "setuptools", "colorama", "pytest"}
+
+
+def test_an_image_has_what_its_extras_lead_to_and_no_more() -> None:
+    whole, of_aws, of_uvloop, neither = (names_for(each) for each in (["aws", "uvloop"], ["aws"], ["uvloop"], []))
+
+    assert whole - of_uvloop == {"boto3", "botocore", "s3transfer", "jmespath", "python-dateutil", "six", "urllib3"}
+    assert whole - of_aws == {"uvloop"}
+    assert neither == of_aws & of_uvloop
+
+
+def test_all_that_the_lock_file_has_for_the_image_is_reached() -> None:
+    """An extra that is not named, or a package that nothing needs, would be left out without a word."""
+    lock = LOCK.read_text(encoding="utf-8")
+    locked = {match[1] for match in re.finditer(r"^([a-z0-9._-]+)==\S+(?! ;.*win32)", lock, re.MULTILINE)}
+
+    assert image_extras() == ["aws", "uvloop"]
+    assert names_for(image_extras()) == locked - {"colorama"}
+
+
+@pytest.mark.parametrize("extra", ["libvirt", "awz"])
+def test_an_extra_that_the_image_cannot_have_is_refused_before_anything_is_fetched(tmp_path: Path, extra: str) -> None:
+    with pytest.raises(ImageFault, match=f"the image cannot have the extra '{extra}'; .* has those of aws, uvloop"):
+        build.build(tmp_path / "image", os.environ, fail, ["aws", extra])
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [([], ""), (["EXTRAS=uvloop aws"], ' --extras "uvloop aws"'), (["EXTRAS="], ' --extras ""')],
+)
+def test_make_takes_the_extras(setting: list[str], words: str) -> None:
+    make = ["make", "--dry-run", "--assume-old=.venv/.synced", "image", *setting]
+    environment = {"PATH": os.environ["PATH"]}
+    done = subprocess.run(make, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1].rstrip().endswith(f"-m tools.image build build/image{words}")
+
+
+def test_a_build_that_cannot_be_says_so_and_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", str(tmp_path / "image"), "--extras", "aws libvirt"]) == 1
+    assert "the image cannot be built: the image cannot have the extra 'libvirt'" in capsys.readouterr().err
+
+
+def fail(text: str) -> None:
+    raise AssertionError(text)
 
 
 @pytest.fixture

@@ -86,12 +86,16 @@ def test_every_file_is_in_a_directory_that_systemd_makes(service: str) -> None:
         assert one(service, f"{directories[root]}Mode") == "0700"
     credentials = {value.partition(":")[0] for value in settings(service)["LoadCredential"]}
 
-    assert set(re.findall(r"%d/(\S+)", text)) == credentials
+    # A hosts file cannot say %d.
+    text += "".join(path.read_text() for path in drop_ins_of(service)).replace(f"/run/credentials/{service}", "%d")
+
+    assert set(re.findall(r"%d/([\w.-]+)", text)) == credentials
     assert credentials >= {"tls.crt", "tls.key", "ca.crt"}
 
 
 def test_certs_dev_writes_the_files_that_the_units_load(tmp_path: Path) -> None:
-    made = CliRunner().invoke(app, ["certs", "dev", str(tmp_path), "--provider=simulated", "--provider=rack"])
+    providers = [f"--provider={name}" for name in ("simulated", "rack", "kvm")]
+    made = CliRunner().invoke(app, ["certs", "dev", str(tmp_path), *providers])
     assert made.exit_code == 0, made.output
     loaded = [
         Path(value.partition(":")[2].replace("%i", instance_of(service)))
@@ -100,8 +104,8 @@ def test_certs_dev_writes_the_files_that_the_units_load(tmp_path: Path) -> None:
     ]
     certificates = {path.name for path in loaded if path.parent == Path("/etc/bigfleet/tls")}
 
-    # A drop-in also loads a password.
-    assert {path.name for path in loaded if path.name not in certificates} == {"password"}
+    # Drop-ins also load a password and a key of ssh.
+    assert {path.name for path in loaded if path.name not in certificates} == {"password", "ssh-key"}
     assert len(certificates) == 2 * len(SERVICES) + 1
     assert certificates <= {path.name for path in tmp_path.iterdir()}
 
@@ -181,6 +185,14 @@ def test_systemd_finds_a_fault_that_is_planted(tmp_path: Path, text: str, by: st
 
 
 @needs_systemd
+def test_systemd_finds_a_fault_of_a_drop_in(tmp_path: Path) -> None:
+    (drop_in,) = (staged(tmp_path) / "bigfleet-provider@kvm.service.d").iterdir()
+    drop_in.write_text(drop_in.read_text().replace("User=", "Usr="))
+
+    assert "Unknown key 'Usr'" in analyze(tmp_path, "verify", "./bigfleet-provider@kvm.service")
+
+
+@needs_systemd
 @pytest.mark.parametrize("service", SERVICES)
 def test_the_exposure_of_a_service_is_low(tmp_path: Path, service: str) -> None:
     said = analyze(staged(tmp_path), "security", "--offline=true", f"./{service}")
@@ -198,12 +210,20 @@ def test_the_group_and_the_directories_are_made(tmp_path: Path) -> None:
     (tmp_path / "etc" / "group").write_text("root:x:0:\n")
     for words in (
         ["systemd-sysusers", f"--root={tmp_path}", str(UNITS / "sysusers.conf")],
+        ["systemd-sysusers", f"--root={tmp_path}", str(UNITS / "examples" / "sysusers-kvm.conf")],
         ["systemd-tmpfiles", "--create", f"--root={tmp_path}", str(UNITS / "tmpfiles.conf")],
     ):
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
         assert done.returncode == 0, done.stderr
 
-    groups = [line.split(":")[0] for line in (tmp_path / "etc" / "group").read_text().splitlines()]
-    assert "bigfleet" in groups
+    groups = {name: users for name, _x, _id, users in fields(tmp_path / "etc" / "group")}
+    assert (groups["bigfleet"], groups["libvirt"]) == ("", "bigfleet-kvm")
+    users = [one("bigfleet-provider@kvm.service", "User")]
+    assert users == [fields_of[0] for fields_of in fields(tmp_path / "etc" / "passwd") if fields_of[0] != "root"]
     modes = {name: (tmp_path / "etc" / name).stat().st_mode & 0o777 for name in ("bigfleet", "bigfleet/tls")}
     assert modes == {"bigfleet": 0o750, "bigfleet/tls": 0o700}
+
+
+def fields(path: Path) -> list[list[str]]:
+    """Return the fields of each line of a database of users or groups."""
+    return [line.split(":") for line in path.read_text().splitlines()]

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import yaml
 
+from bigfleet.provider.backends.libvirt.names import domain_name, seed_name
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.libvirt.daemon import IMAGE, POOL, LibvirtDaemon
@@ -37,6 +38,8 @@ HOSTS: dict[str, Any] = {
     ],
 }
 CLUSTERS = ["team-a", "team-b"]
+#: How long a guest may take to shut down.
+GRACE_SECONDS = 600
 SECRET = b"4f1c-bootstrap-token-0a9b"
 
 
@@ -178,3 +181,23 @@ def assert_nowhere(secret: bytes, *folders: Path) -> None:
         for path in folder.rglob("*"):
             if path.is_file():
                 assert secret not in path.read_bytes(), path
+
+
+def assert_a_machine_boots_and_goes(daemon: LibvirtDaemon, folder: Path, program: Sequence[str] = ()) -> None:
+    """Create a machine that boots into a cluster, shuts down and is removed, by what its guest says on the console."""
+    domain = domain_name(machine_id(0))
+    with provider(daemon, folder, program=program) as running:
+        running.create(0)
+        running.until(0, "IDLE")
+        running.configure(0, "team-a")
+        running.until(0, "CONFIGURED")
+        node = running.machine(0).node_name
+        assert f"host={node}\nBF-DISK clean\nBF-JOIN by=seed cluster=team-a\n" in last_boot(daemon, domain)
+        assert_nowhere(SECRET, folder, daemon.directory)
+        running.drain(0, GRACE_SECONDS)
+        running.until(0, "IDLE")
+        assert "BF-OFF" in last_boot(daemon, domain)
+        assert daemon.volumes() == [seed_name(domain)]
+        running.delete(0)
+        running.until(0, "SPECULATIVE")
+        assert (daemon.domains(), daemon.volumes()) == ([], [])

@@ -5,32 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from bigfleet.provider.backends.libvirt.names import domain_name, seed_name
+from bigfleet.provider.backends.libvirt.names import domain_name
 from tests.libvirt.daemon import LibvirtDaemon
-from tests.libvirt.providers import SECRET, assert_nowhere, blob, last_boot, machine_id, provider
+from tests.libvirt.providers import (
+    GRACE_SECONDS,
+    SECRET,
+    assert_a_machine_boots_and_goes,
+    assert_nowhere,
+    blob,
+    last_boot,
+    machine_id,
+    provider,
+)
 from tests.patience import wait_until
-
-GRACE_SECONDS = 600
 
 
 @pytest.mark.slow
 def test_a_machine_boots_into_its_cluster_shuts_down_and_is_removed(booting: LibvirtDaemon, tmp_path: Path) -> None:
-    domain = domain_name(machine_id(0))
-    with provider(booting, tmp_path) as running:
-        running.create(0)
-        running.until(0, "IDLE")
-        running.configure(0, "team-a")
-        running.until(0, "CONFIGURED")
-        node = running.machine(0).node_name
-        assert f"host={node}\nBF-DISK clean\nBF-JOIN by=seed cluster=team-a\n" in last_boot(booting, domain)
-        assert_nowhere(SECRET, tmp_path, booting.directory)
-        running.drain(0, GRACE_SECONDS)
-        running.until(0, "IDLE")
-        assert "BF-OFF" in last_boot(booting, domain)
-        assert booting.volumes() == [seed_name(domain)]
-        running.delete(0)
-        running.until(0, "SPECULATIVE")
-        assert (booting.domains(), booting.volumes()) == ([], [])
+    assert_a_machine_boots_and_goes(booting, tmp_path)
 
 
 @pytest.mark.long

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE_SECONDS
-from tools.image.wheels import PYTHON, fetch_wheels
+from tools.image.wheels import PYTHON, ROOT, fetch_wheels, pip_command
 
 #: The environment of what is installed: nothing of this user or of the tests.
 EMPTY = {"PATH": os.defpath, "HOME": "/nonexistent", "COLUMNS": "200", "NO_COLOR": "1", "LANG": "C.UTF-8"}
+BINDING_LOCK = ROOT / "requirements-libvirt.lock"
 #: The folder of a release; `make release-check` sets it.
 RELEASE_VARIABLE = "BIGFLEET_RELEASE_DIR"
 
@@ -25,12 +26,26 @@ def release_folder() -> Path:
     return Path(os.environ[RELEASE_VARIABLE])
 
 
-def make_index(folder: Path) -> str:
-    """Make an index of the release's wheels and of those that requirements.lock pins for them; return its URL."""
+def build_binding(folder: Path) -> Path:
+    """Build the wheel of libvirt's Python binding from the sources that are pinned; it has no other."""
+    subprocess.run(
+        [
+            *(*pip_command(), "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *("--require-hashes", "--requirement", str(BINDING_LOCK), "--wheel-dir", str(folder)),
+        ],
+        timeout=PATIENCE_SECONDS * 2,
+        check=True,
+    )
+    (wheel,) = folder.glob("libvirt_python-*.whl")
+    return wheel
+
+
+def make_index(folder: Path, *more: Path) -> str:
+    """Make an index of the release's wheels, of those that the image's lock file pins, and of more; return its URL."""
     assert ".".join(map(str, sys.version_info[:2])) == PYTHON, f"a release is checked with Python {PYTHON}"
     wheels = folder / "wheels"
     wheels.mkdir()
-    found = [*fetch_wheels(wheels, os.environ), *release_folder().glob("*.whl")]
+    found = [*fetch_wheels(wheels, os.environ), *release_folder().glob("*.whl"), *more]
     for wheel in found:
         project = folder / "simple" / wheel.name.partition("-")[0].lower().replace("_", "-").replace(".", "-")
         project.mkdir(parents=True, exist_ok=True)

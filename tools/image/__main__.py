@@ -8,6 +8,7 @@ from pathlib import Path
 from tools.image.build import build
 from tools.image.debian import LOCK, RELEASE, newest
 from tools.image.faults import ImageFault
+from tools.image.wheels import image_extras
 
 _HEAD = f"# Debian {RELEASE}, for the image: `make image-lock` writes the newest versions."
 
@@ -18,6 +19,9 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     building = commands.add_parser("build", help="write the image as an OCI layout")
     building.add_argument("target", type=Path, metavar="DIR")
+    building.add_argument(
+        "--extras", metavar="NAMES", help=f"some of the extras {' '.join(image_extras())}; all of them by default"
+    )
     commands.add_parser("lock", help="write the newest versions of Debian's packages to the lock file")
     chosen = parser.parse_args(arguments)
     try:
@@ -26,7 +30,8 @@ def main(arguments: list[str]) -> int:
             LOCK.write_text("\n".join([_HEAD, *lines, ""]), encoding="utf-8")
             sys.stdout.write(f"{len(lines)} packages in {LOCK}\n")
             return 0
-        made = build(chosen.target, os.environ, lambda text: sys.stderr.write(f"{text}\n"))
+        extras = None if chosen.extras is None else chosen.extras.split()
+        made = build(chosen.target, os.environ, lambda text: sys.stderr.write(f"{text}\n"), extras)
     except ImageFault as fault:
         sys.stderr.write(f"the image cannot be built: {fault}\n")
         return 1

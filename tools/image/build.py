@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -13,7 +13,16 @@ from tools.image.commands import run
 from tools.image.faults import ImageFault
 from tools.image.layout import Appearance, Described, write_layout
 from tools.image.sandbox import sandboxed
-from tools.image.wheels import PYTHON, ROOT, component_of, fetch_wheels, make_wheel, unpack_wheel, write_commands
+from tools.image.wheels import (
+    PYTHON,
+    ROOT,
+    component_of,
+    direct_requirements,
+    fetch_wheels,
+    make_wheel,
+    unpack_wheel,
+    write_commands,
+)
 
 #: No user of a host or of Debian has it.
 USER: Final = 65532
@@ -37,20 +46,24 @@ _OWN: Final = (
 Say = Callable[[str], object]
 
 
-def build(target: Path, environment: Mapping[str, str], say: Say) -> Described:
+def build(target: Path, environment: Mapping[str, str], say: Say, extras: Sequence[str] | None = None) -> Described:
     """Write the image of this checkout as an OCI layout, in place of what `target` is. Raises ImageFault.
 
-    It takes minutes, most of them for kernels, and 2 GB in the temporary directory.
+    It has some extras of the project, by default all that an image may have. It takes minutes, most of them for
+    kernels, and 2 GB in the temporary directory.
     """
     made = {**environment, "SOURCE_DATE_EPOCH": str(_timestamp(environment))}
     cache = Path(environment.get("XDG_CACHE_HOME") or Path(environment.get("HOME", "~")).expanduser() / ".cache")
     # Now: a commit that is made meanwhile is not what the image is built from.
     revision = _git(["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"], environment)
+    if extras is not None:
+        # What cannot be is known before anything is downloaded.
+        direct_requirements(extras)
     if target.exists() and not (target / "oci-layout").is_file():
         raise ImageFault(f"{target} is there and is no OCI layout; remove it or name another place")
     with tempfile.TemporaryDirectory(prefix="bigfleet-image-") as scratch:
         root = Path(scratch) / "root"
-        make_root(root, cache / "bigfleet" / "image", made, say)
+        make_root(root, cache / "bigfleet" / "image", made, say, extras)
         say("compiling kernels")
         compile_kernels(root, made)
         described = write_image(root, Path(scratch) / "layout", made, revision)
@@ -65,8 +78,10 @@ def build(target: Path, environment: Mapping[str, str], say: Say) -> Described:
     return described
 
 
-def make_root(root: Path, cache: Path, environment: Mapping[str, str], say: Say) -> None:
-    """Make the root file system but for kernels. Raises ImageFault."""
+def make_root(
+    root: Path, cache: Path, environment: Mapping[str, str], say: Say, extras: Sequence[str] | None = None
+) -> None:
+    """Make the root file system but for kernels, with some extras, by default all. Raises ImageFault."""
     root.mkdir()
     say("fetching packages of Debian")
     pinned = debian.locked()
@@ -79,7 +94,7 @@ def make_root(root: Path, cache: Path, environment: Mapping[str, str], say: Say)
     licences = known_licences()
     components = [package.component for package in pinned]
     with tempfile.TemporaryDirectory() as scratch:
-        for wheel in fetch_wheels(Path(scratch), environment):
+        for wheel in fetch_wheels(Path(scratch), environment, extras):
             unpack_wheel(wheel, prefix)
             components.append(component_of(wheel, licences))
     (prefix / SBOM).write_bytes(bill_of_materials(components))

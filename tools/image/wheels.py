@@ -7,20 +7,23 @@ import importlib.util
 import re
 import shutil
 import sys
+import tomllib
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from packaging.markers import Marker
-from packaging.utils import parse_wheel_filename
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from tools.bill_of_materials import Component, python_component
 from tools.image.commands import run
 from tools.image.faults import ImageFault
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-#: What running BigFleet needs, with the extras `aws` and `uvloop`.
+#: What running BigFleet needs, with the extras that an image may have.
 LOCK: Final = ROOT / "requirements-image.lock"
 PYTHON: Final = "3.11"
 #: Oldest first; the C library of Debian 12 is 2.36.
@@ -35,7 +38,10 @@ _MARKERS: Final = {
     "python_version": PYTHON,
     "sys_platform": "linux",
 }
-_REQUIREMENT: Final = re.compile(r"^[A-Za-z0-9._-]+==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
+PROJECT: Final = "bigfleet"
+_REQUIREMENT: Final = re.compile(r"^([A-Za-z0-9._-]+)==[^\s;]+(?:\s*;\s*(.*?))?\s*\\?$")
+#: A package that needs another one, in the comments of a lock file; `-c FILE` names none.
+_PARENT: Final = re.compile(r"^(?: *#)? +([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
 #: What the image does not run: packages' own tests, headers to compile against them, services of AWS that are not
 #: called, pools of threads whose libraries the image does not have, and colours for languages other than Python.
 _LEFT_OUT: Final = re.compile(
@@ -49,23 +55,80 @@ _API_VERSION: Final = re.compile(r"(?P<service>botocore/data/[^/]+)/(?P<version>
 _DATA: Final = re.compile(r"[^/]+\.data/(?P<scheme>[a-z]+)/(?P<rest>.+)")
 
 
-def image_requirements(lock: str) -> str:
-    """Return the part of a lock file that applies to the image's Python and system, hashes included."""
-    blocks = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)
-    found = ((_REQUIREMENT.match(block.partition("\n")[0]), block) for block in blocks)
-    return "".join(
-        block for match, block in found if match and (not match[1] or Marker(match[1]).evaluate(dict(_MARKERS)))
-    )
+@dataclass(frozen=True, slots=True)
+class _Locked:
+    """A package of a lock file."""
+
+    name: str
+    #: Its lines, hashes included.
+    block: str
+    #: The packages that need it; `bigfleet` is the project itself.
+    needed_by: frozenset[str]
 
 
-def fetch_wheels(folder: Path, environment: Mapping[str, str]) -> list[Path]:
-    """Fetch the wheels for the image's Python into a folder; return them by name. Raises ImageFault."""
+def image_requirements(lock: str, wanted: Collection[str]) -> str:
+    """Return the part of a lock file that `wanted`, the project's own requirements, lead to, hashes included.
+
+    It applies to the image's Python and system.
+    """
+    packages = list(_applicable(lock))
+    found = {package.name for package in packages if package.name in wanted and PROJECT in package.needed_by}
+    more = found
+    while more:
+        more = {package.name for package in packages if package.needed_by & found} - found
+        found |= more
+    return "".join(package.block for package in packages if package.name in found)
+
+
+def _applicable(lock: str) -> Iterator[_Locked]:
+    """Yield the packages of a lock file that apply to the image's Python and system."""
+    for block in re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE):
+        match = _REQUIREMENT.match(block.partition("\n")[0])
+        if match and (not match[2] or Marker(match[2]).evaluate(dict(_MARKERS))):
+            parents = frozenset(canonicalize_name(name) for name in _PARENT.findall(block.partition("# via")[2]))
+            yield _Locked(canonicalize_name(match[1]), block, parents)
+
+
+def image_extras() -> list[str]:
+    """Return the extras of the project whose packages the lock file of the image has."""
+    in_lock = {package.name for package in _applicable(LOCK.read_text(encoding="utf-8"))}
+    return [
+        name for name, requirements in _project()["optional-dependencies"].items() if _names(requirements) <= in_lock
+    ]
+
+
+def direct_requirements(extras: Iterable[str]) -> set[str]:
+    """Return the names of what the project and its extras need. Raises ImageFault for an extra without packages."""
+    known = image_extras()
+    found = _names(_project()["dependencies"])
+    for extra in extras:
+        if extra not in known:
+            raise ImageFault(f"the image cannot have the extra {extra!r}; {LOCK.name} has those of {', '.join(known)}")
+        found |= _names(_project()["optional-dependencies"][extra])
+    return found
+
+
+def _project() -> Mapping[str, Any]:
+    described: Mapping[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return described
+
+
+def _names(requirements: Iterable[str]) -> set[str]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def fetch_wheels(folder: Path, environment: Mapping[str, str], extras: Iterable[str] | None = None) -> list[Path]:
+    """Fetch the wheels for the image's Python into a folder; return them by name. Raises ImageFault.
+
+    They are those of the project and of some extras, by default of all that the image may have.
+    """
     requirements = folder / "requirements.txt"
-    requirements.write_text(image_requirements(LOCK.read_text(encoding="utf-8")), encoding="utf-8")
+    wanted = direct_requirements(image_extras() if extras is None else extras)
+    requirements.write_text(image_requirements(LOCK.read_text(encoding="utf-8"), wanted), encoding="utf-8")
     platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
     run(
         [
-            *_pip(),
+            *pip_command(),
             *("download", "--quiet", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
             *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON, *platforms),
             *("--dest", folder, "--requirement", requirements),
@@ -81,7 +144,7 @@ def component_of(wheel: Path, licences: Mapping[str, str]) -> Component:
     return python_component(name, str(version), (hashlib.sha256(wheel.read_bytes()).hexdigest(),), licences)
 
 
-def _pip() -> list[str]:
+def pip_command() -> list[str]:
     """Return how pip is run: the one of this environment, else the one that Python brings."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]

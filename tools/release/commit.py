@@ -12,8 +12,8 @@ from tools.release.faults import ReleaseFault
 
 #: What artefacts are made of.
 _PARTS: Final = (
-    *("src", "deploy", "proto", "tools", "pyproject.toml", "requirements.lock", "CHANGELOG.md", "LICENSE"),
-    "README.md",
+    *("src", "deploy", "proto", "tools", "pyproject.toml", "requirements.lock", "requirements-libvirt.lock"),
+    *("CHANGELOG.md", "LICENSE", "README.md"),
 )
 _SECTION: Final = re.compile(r"^## (\S+)[^\n]*\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _UNRELEASED: Final = "Unreleased"

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,7 +22,7 @@ from tests.cli.provider.bmc_stubs import write_stubs
 from tests.cli.provider.exec_examples import PLACES, certify, example
 from tests.commands import run_here
 from tests.guides import executable
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, serving
 
 
@@ -133,13 +134,42 @@ def test_a_create_that_a_kill_interrupted_is_run_again_with_its_id_and_makes_one
     with serving(address, log, *command), grpc.insecure_channel(address) as channel:
         provider = CapacityProviderStub(channel)
         wait_until(lambda: len(asked.read_text().splitlines()) == 2, log.read_text)
-        # The first one still runs: both end, and both find the one host.
+        # The first one was ended after it had made the host, which the second one finds.
         (tmp_path / "go").touch()
         machine = pb.MachineRef(id="slow-0")
         wait_until(lambda: provider.Get(machine).state == pb.MACHINE_STATE_IDLE, log.read_text)
         assert provider.Get(machine).host.ref == operation_id
     questions = [json.loads(line)["operation"] for line in asked.read_text().splitlines()]
     assert [(each["id"], each["attempt"]) for each in questions] == [(operation_id, 1), (operation_id, 2)]
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    """Return each file with its content."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["folder.sh", "folder.py", "ipmi.sh"])
+@pytest.mark.parametrize("asked", ["", '{"machine": {"id": "rack-000"'])
+def test_an_example_that_reads_no_complete_question_changes_nothing(
+    name: str, asked: str, rack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The provider may be killed before it has sent the question."""
+    program = rack / name if name == "ipmi.sh" else example(name, tmp_path / "example")
+    monkeypatch.setenv("FOLDER", str(tmp_path / "machines"))
+
+    def run(verb: str, question: str) -> int:
+        return subprocess.run(
+            [program, verb], input=question, text=True, capture_output=True, timeout=PATIENCE_SECONDS, check=False
+        ).returncode
+
+    machine = {"id": "rack-000", "cluster": "team-a", "host_ref": "rack-000"}
+    question = json.dumps({"machine": machine, "operation": {"id": "op-1"}, "blob": "IyEvYmluL3NoCg=="})
+    assert (run("create", question), run("configure", question)) == (0, 0)
+    before = content(tmp_path)
+    assert run("create", asked) != 0
+    for verb in ("configure", "drain", "delete"):
+        run(verb, asked)
+    assert content(tmp_path) == before
 
 
 def readiness(port: int) -> tuple[int, str]:

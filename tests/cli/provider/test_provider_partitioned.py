@@ -15,8 +15,9 @@ import pytest
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.commands import run_here
+from tests.guides import executable
 from tests.patience import wait_until
-from tests.processes import bigfleet, free_port, serving
+from tests.processes import bigfleet, free_port, is_running, serving
 from tests.provider.backends.partitioned.hosts import document, node
 
 CERTIFY_SECONDS_MAX = 600.0
@@ -92,6 +93,36 @@ def test_a_killed_provider_comes_back_with_its_rooms_and_reads_its_hosts_again(t
         wait_until(lambda: not listed(provider, pb.MACHINE_STATE_SPECULATIVE), "an offer was left")
         assert len(listed(provider, pb.MACHINE_STATE_IDLE)) == 2
     assert '"note":"score: ([0,0,1],40), ' in log.read_text()
+
+
+#: A driver whose create reads its question, says who it is, and waits.
+WAITING = """#!/bin/sh
+cd "$(dirname "$0")"
+case $1 in
+inventory) echo '{"instances": []}' ;;
+create) cat > /dev/null; echo $$ > "draft.$$"; mv "draft.$$" "creates.$$"; exec sleep 600 ;;
+*) echo '{}' ;;
+esac
+"""
+
+
+@pytest.mark.slow
+def test_a_program_of_a_killed_provider_is_ended_before_the_next_start_serves(tmp_path: Path) -> None:
+    (tmp_path / "h.json").write_text(json.dumps(document({"n": node("g")})))
+    program, address, log = executable(tmp_path / "driver", WAITING), f"127.0.0.1:{free_port()}", tmp_path / "log"
+    flags = ("--hosts", str(tmp_path / "h.json"), "--driver", f"exec:{program}", "--metrics-addr=off")
+    command = ("provider", "partitioned", *flags, "--state", str(tmp_path / "s.db"), "--addr", address)
+    with serving(address, log, *command) as process, grpc.insecure_channel(address) as channel:
+        provider = CapacityProviderStub(channel)
+        provider.Create(pb.CreateRequest(machine_id=min(listed(provider))))
+        wait_until(lambda: list(tmp_path.glob("creates.*")), log.read_text)
+        (created,) = tmp_path.glob("creates.*")
+        running = int(created.read_text())
+        assert is_running(running)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with serving(address, log, *command):
+        assert not is_running(running)
 
 
 @pytest.mark.slow

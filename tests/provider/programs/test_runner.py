@@ -15,6 +15,7 @@ from bigfleet.provider.operations.invoke import DeadlinePassed, within
 from bigfleet.provider.programs.process import ERROR_BYTES_RETAINED_MAX
 from bigfleet.provider.programs.runner import ProgramFailed, ProgramResult, ProgramRunner, decoded
 from tests.patience import wait_until
+from tests.processes import is_running
 
 #: Longer than a pipe holds, so that a program that does not read it blocks the one who writes.
 LARGE_QUESTION = {"blob": "b" * (1 << 20)}
@@ -68,11 +69,6 @@ def runner_in(folder: Path, script: str, *, terminate_seconds: float = 2.0) -> P
     program.write_text(f'#!/bin/sh\ncd "$(dirname "$0")"\n{script}\n')
     program.chmod(0o700)
     return ProgramRunner(str(program), clock=SystemClock(), terminate_seconds=terminate_seconds, pipes_seconds_max=0.5)
-
-
-def is_running(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().split()[2] not in "ZX"
 
 
 def is_left(folder: Path) -> bool:

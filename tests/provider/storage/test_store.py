@@ -1,7 +1,10 @@
 """The SQLite store: exact round trips, one holder, damaged and foreign files (docs/spec/provider.md §11)."""
 
 import math
+import resource
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -119,6 +122,36 @@ def test_a_second_process_is_told_who_holds_the_file(tmp_path: Path) -> None:
     first.close()
     second.load(INCARNATION)
     second.close()
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Let no file of this process take a byte while the context lasts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_start_on_a_full_disk_is_refused_with_the_name_of_the_file_and_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    first = SqliteProviderStore(path)
+    first.load(INCARNATION)
+    first.close()
+    content = path.read_bytes()
+    second = SqliteProviderStore(path)
+    with no_room():
+        second.lock()
+        with pytest.raises(StartRefused, match=r"s\.db: .*; make room on its disk, or check disk"):
+            second.load(INCARNATION)
+    second.close()
+    assert path.read_bytes() == content
+    # With room it starts as ever.
+    third = SqliteProviderStore(path)
+    assert third.load(INCARNATION).incarnation == INCARNATION
+    third.close()
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bigfleet.provider.backend import ConfigureWaits, Ready
     from bigfleet.provider.backends.exec.backend import ExecBackend
     from bigfleet.provider.backends.exec.description import Description
+    from bigfleet.provider.programs.orphan_killer import OrphanKiller
     from bigfleet.provider.programs.runner import ProgramRunner
 
 PROGRAM: Final = "program"
@@ -97,7 +98,7 @@ def _described(place: "ProviderPlace", asked: ProgramFlags) -> "Description":
     has_slots = place.offerings_path is not None or place.seed_count is not None
     try:
         description = asyncio.run(
-            describe(_runner(asked), needs_inventory=not has_slots, concurrency=asked.concurrency)
+            describe(_runner(asked, None), needs_inventory=not has_slots, concurrency=asked.concurrency)
         )
     except DescriptionFault as fault:
         raise UsageFault(f"--program {asked.program}: {fault}") from fault
@@ -111,7 +112,7 @@ def _described(place: "ProviderPlace", asked: ProgramFlags) -> "Description":
     return description
 
 
-def _runner(asked: ProgramFlags) -> "ProgramRunner":
+def _runner(asked: ProgramFlags, orphans: "OrphanKiller | None") -> "ProgramRunner":
     from bigfleet.cli.runtime.system import SystemClock
     from bigfleet.provider.programs.runner import TERMINATE_SECONDS, ProgramRunner
 
@@ -121,18 +122,23 @@ def _runner(asked: ProgramFlags) -> "ProgramRunner":
         clock=SystemClock(),
         environment={name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)},
         terminate_seconds=TERMINATE_SECONDS,
+        orphans=orphans,
     )
 
 
 def open_program(place: "ProviderPlace", asked: ProgramFlags, description: "Description") -> "Substrate":
-    """Return the backend that runs the program."""
+    """Return the backend that runs the program. Raises StartRefused if programs of a former start do not end."""
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.cli.runtime.system import SystemClock
     from bigfleet.provider.backends.exec.backend import ExecBackend
     from bigfleet.provider.backends.exec.calls import ProgramCalls
+    from bigfleet.provider.programs.orphan_killer import OrphanKiller
+    from bigfleet.provider.programs.runner import TERMINATE_SECONDS
 
+    assert place.state_path is not None, "an operation that a kill interrupts is taken up from the file"
     clock = SystemClock()
-    calls = ProgramCalls(_runner(asked), clock=clock)
+    orphans = OrphanKiller.of_state(place.state_path, clock=clock, terminate_seconds=TERMINATE_SECONDS)
+    calls = ProgramCalls(_runner(asked, orphans), clock=clock)
     backend = ExecBackend(calls, description, clock=clock, concurrency=asked.concurrency)
 
     def status() -> dict[str, object]:
@@ -150,6 +156,7 @@ def open_program(place: "ProviderPlace", asked: ProgramFlags, description: "Desc
         backend=backend,
         readiness=_readiness(asked.readiness, backend),
         take_offers=backend.take_offers,
+        close=orphans.close,
         status=status,
         fault=fault,
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from bigfleet.provider.backends.partitioned.hosts_file import HostsFile
     from bigfleet.provider.backends.partitioned.ports import Carved, Driver
     from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
+    from bigfleet.provider.programs.orphan_killer import OrphanKiller
 
 SIMULATED = "simulated"
 _EXEC = "exec:"
@@ -92,6 +93,7 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
     from bigfleet.provider.backends.partitioned.hosts_file import HostsFault
     from bigfleet.provider.backends.partitioned.metrics import export
     from bigfleet.provider.backends.partitioned.restoring import instances_of, restored
+    from bigfleet.provider.programs.orphan_killer import OrphanKiller
 
     assert place.state_path is not None, "the provider owns the truth about machines, so it keeps a file"
     records = read_records(place.state_path)
@@ -100,14 +102,19 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
     )
     clock = SystemClock()
     cloud: SimulatedCloud | None = None
+    orphans: OrphanKiller | None = None
     try:
         leases = restored(records, book.load())
         fleet = _read_fleet(place, asked, instances_of(leases))
         cloud = _open_cloud(place.state_path, asked, clock) if asked.program is None else None
-        driver = _driver(asked, cloud, clock)
+        if asked.program is not None:
+            orphans = OrphanKiller.of_state(place.state_path, clock=clock)
+        driver = _driver(asked, cloud, orphans, clock)
         backend = PartitionedBackend(fleet, driver, provider=place.provider, book=book, records=records, leases=leases)
     except BaseException as error:
         book.close()
+        if orphans is not None:
+            orphans.close()
         if isinstance(error, HostsFault):
             raise UsageFault(f"--hosts {error}") from error
         raise
@@ -117,6 +124,8 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
         book.close()
         if cloud is not None:
             cloud.close()
+        if orphans is not None:
+            orphans.close()
 
     return Substrate(
         backend=backend,
@@ -160,14 +169,16 @@ def _open_cloud(state_path: Path, asked: PartitionFlags, clock: "Clock") -> "Sim
     )
 
 
-def _driver(asked: PartitionFlags, cloud: "SimulatedCloud | None", clock: "Clock") -> "Driver":
+def _driver(
+    asked: PartitionFlags, cloud: "SimulatedCloud | None", orphans: "OrphanKiller | None", clock: "Clock"
+) -> "Driver":
     from bigfleet.provider.backends.partitioned.exec_driver import ExecDriver
     from bigfleet.provider.backends.partitioned.simulated_driver import SimulatedDriver
 
     if cloud is not None:
         return SimulatedDriver(cloud, clock=clock, time_scale=asked.time_scale)
     assert asked.program is not None, "the one or the other"
-    return ExecDriver(asked.program, clock=clock)
+    return ExecDriver(asked.program, clock=clock, orphans=orphans)
 
 
 def _warn(fleet: "HostsFile") -> None:

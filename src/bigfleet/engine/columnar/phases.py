@@ -204,7 +204,8 @@ def _bound_for(short: Int64s, machines: Int32s, fleet: FleetArrays, tables: Voca
     cluster = fleet.cluster_of[fleet.cluster[machines[places]]].astype(np.int64)
     stamped = cluster << 32 | tables.stamp_pair[fleet.stamp[machines[places]]]
     at = np.minimum(np.searchsorted(keys, stamped), len(keys) - 1)
-    return places[keys[at] == stamped]
+    found: Int64s = places[keys[at] == stamped]
+    return found
 
 
 def releases(view: ColumnSnapshot, work: Work, orders: Orders, tables: VocabularyTables, options: Options) -> Int32s:

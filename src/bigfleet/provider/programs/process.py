@@ -11,6 +11,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
+from bigfleet.provider.programs.orphan_killer import HelperAbsent, OrphanKiller
+
 #: Of what a program writes to standard error, its end.
 ERROR_BYTES_RETAINED_MAX: Final = 64 << 10
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
@@ -22,8 +24,9 @@ TakeOutput = Callable[[bytes], bool | None]
 class ProgramProcess(asyncio.SubprocessProtocol):
     """A process in a session, and so in a group, of its own."""
 
-    def __init__(self, take_output: TakeOutput) -> None:
+    def __init__(self, take_output: TakeOutput, orphans: OrphanKiller | None) -> None:
         self._take_output = take_output
+        self._orphans = orphans
         self._errors = bytearray()
         self._transport: asyncio.SubprocessTransport | None = None
         self._open_pipes = {_STDOUT, _STDERR}
@@ -37,6 +40,7 @@ class ProgramProcess(asyncio.SubprocessProtocol):
         self.was_terminated = False
         #: What `take_output` raised; the process was killed for it.
         self.output_fault: Exception | None = None
+        self._start_fault: HelperAbsent | None = None
 
     @classmethod
     async def start(
@@ -45,11 +49,15 @@ class ProgramProcess(asyncio.SubprocessProtocol):
         take_output: TakeOutput,
         *,
         environment: Mapping[str, str] | None = None,
+        orphans: OrphanKiller | None = None,
     ) -> "ProgramProcess":
-        """Start a program. `environment` None is that of this process. Raises OSError."""
+        """Start a program, which `orphans` ends if this process dies. Raises OSError and HelperAbsent.
+
+        `environment` None is that of this process.
+        """
         loop = asyncio.get_running_loop()
         _transport, protocol = await loop.subprocess_exec(
-            lambda: cls(take_output),
+            lambda: cls(take_output, orphans),
             *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -57,6 +65,10 @@ class ProgramProcess(asyncio.SubprocessProtocol):
             start_new_session=True,
             env=environment,
         )
+        if protocol._start_fault is not None:
+            # It has been asked nothing.
+            protocol.close()
+            raise protocol._start_fault
         return protocol
 
     @property
@@ -141,9 +153,14 @@ class ProgramProcess(asyncio.SubprocessProtocol):
     # ---- what the loop reports -----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the transport, and have the group ended with this process."""
         # Not isinstance: the transports of uvloop are no subclasses.
         self._transport = cast("asyncio.SubprocessTransport", transport)
+        if self._orphans is not None:
+            try:
+                self._orphans.watch(self._transport.get_pid())
+            except HelperAbsent as error:  # raised by `start`
+                self._start_fault = error
 
     def pipe_data_received(self, fd: int, data: bytes | str) -> None:
         """Hand output on; of the errors retain the end."""
@@ -173,6 +190,8 @@ class ProgramProcess(asyncio.SubprocessProtocol):
         assert self._transport is not None, "a process that was started"
         self.exit_code = self._transport.get_returncode()
         self.kill()
+        if self._orphans is not None:
+            self._orphans.forget(self._transport.get_pid())
         self.ended.set()
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import Op, Transient
+from bigfleet.provider.programs.orphan_killer import HelperAbsent, OrphanKiller
 from bigfleet.provider.programs.process import ProgramProcess, TakeOutput
 from bigfleet.provider.programs.redaction import redacted
 
@@ -78,14 +79,19 @@ class ProgramRunner:
         environment: Mapping[str, str] | None = None,
         terminate_seconds: float = 0.0,
         pipes_seconds_max: float = PIPES_SECONDS_MAX,
+        orphans: OrphanKiller | None = None,
     ) -> None:
-        """`environment` None is that of this process. `terminate_seconds` 0 sends no SIGTERM before SIGKILL."""
+        """`environment` None is that of this process. `terminate_seconds` 0 sends no SIGTERM before SIGKILL.
+
+        `orphans` ends programs that run when this process is killed; without it they run on.
+        """
         self.program = program
         self._arguments = tuple(arguments)
         self._clock = clock
         self._environment = environment
         self._terminate_seconds = terminate_seconds
         self._pipes_seconds_max = pipes_seconds_max
+        self._orphans = orphans
 
     async def run(
         self,
@@ -127,8 +133,13 @@ class ProgramRunner:
         """Start the program and return its process, whose owner must close it. Raises ProgramFailed or Transient."""
         try:
             return await ProgramProcess.start(
-                (self.program, *self._arguments, verb), take_output, environment=self._environment
+                (self.program, *self._arguments, verb),
+                take_output,
+                environment=self._environment,
+                orphans=self._orphans,
             )
+        except HelperAbsent as error:
+            raise Transient(str(error)) from error
         except OSError as error:
             text = f"{self.program}: {error.strerror}"
             if error.errno in _TRANSIENT_ERRORS:

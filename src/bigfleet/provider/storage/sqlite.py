@@ -9,6 +9,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import IO, Final
@@ -91,10 +92,10 @@ class FileLock:
             handle.close()
             state = self.path.with_suffix("")
             raise StartRefused(f"{state} is in use by {holder}; stop it, or choose another file") from error
-        handle.seek(0)
-        handle.truncate()
-        handle.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        handle.flush()
+        # A full disk takes no name; the lock is held all the same, and opening the state says what is wrong.
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         self._file = handle
 
     def release(self) -> None:

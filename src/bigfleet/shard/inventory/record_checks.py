@@ -62,7 +62,7 @@ def are_ids_sound(ids: Sequence[str]) -> bool:
 
 def _texts_fault(texts: Sequence[str]) -> str | None:
     together = "".join(texts)
-    # Most records are sound, and this is a third of the time of looking at their texts one by one.
+    # Most records are sound: with one look at all their texts, a record is checked in half the time.
     if len(together) <= TEXT_BYTES_MAX and together.isascii() and together.isprintable():
         return None
     for text in texts:

@@ -14,6 +14,7 @@ import msgspec
 from bigfleet.model.clock import Clock
 from bigfleet.provider.backend import FoundKind, MachineView, Op, Transient
 from bigfleet.provider.backends.partitioned.ports import Carved, Standing
+from bigfleet.provider.programs.orphan_killer import OrphanKiller
 from bigfleet.provider.programs.runner import (
     LOOK_SECONDS_MAX,
     TRANSIENT_EXIT_CODE,
@@ -59,8 +60,9 @@ class ExecDriver:
 
     ready_interval_seconds = _READY_INTERVAL_SECONDS
 
-    def __init__(self, program: str, *, clock: Clock) -> None:
-        self._runner = ProgramRunner(program, clock=clock)
+    def __init__(self, program: str, *, clock: Clock, orphans: OrphanKiller | None = None) -> None:
+        """`orphans` ends programs that run when this process is killed; without it they run on."""
+        self._runner = ProgramRunner(program, clock=clock, orphans=orphans)
         self._clock = clock
 
     async def create(self, machine: MachineView, carved: Carved, op: Op) -> str:

@@ -2,12 +2,22 @@
 
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bigfleet.engine.demand_order import ListedRows
+from bigfleet.engine.shapes.columns import listed as listed_module
+from bigfleet.engine.shapes.columns import rows as row_reading
 from bigfleet.engine.shapes.columns.listed import ClustersInList
-from bigfleet.engine.shapes.columns.rows import RowsInColumns, in_order, row_columns
+from bigfleet.engine.shapes.columns.rows import (
+    RowsInColumns,
+    ShapeColumns,
+    ValueNumbers,
+    columns_with,
+    in_order,
+    row_columns,
+)
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
@@ -64,9 +74,17 @@ def _assert_read(listed: ListedRows, rng: random.Random) -> None:
         assert clusters[name][0] == expected_rows[0]
 
 
-@pytest.mark.parametrize("moves_max", [0, 256], ids=["merged", "patched"])
-def test_columns_that_follow_the_table_say_what_its_rows_say(monkeypatch: pytest.MonkeyPatch, moves_max: int) -> None:
+@pytest.mark.parametrize(
+    ("moves_max", "at_once_max", "slice_rows"),
+    [(0, 256, 1024), (256, 256, 2), (256, 0, 2)],
+    ids=["merged", "patched", "read later"],
+)
+def test_columns_that_follow_the_table_say_what_its_rows_say(
+    monkeypatch: pytest.MonkeyPatch, moves_max: int, at_once_max: int, slice_rows: int
+) -> None:
     monkeypatch.setattr(demand, "MOVES_MAX", moves_max)
+    monkeypatch.setattr(demand_columns, "ROWS_AT_ONCE_MAX", at_once_max)
+    monkeypatch.setattr(row_reading, "SLICE_ROWS", slice_rows)
     for seed in range(20):
         rng, table = random.Random(seed), NeedsTable()
         reported: dict[str, list[Need]] = {}
@@ -80,8 +98,12 @@ def test_columns_that_follow_the_table_say_what_its_rows_say(monkeypatch: pytest
             if rows and rng.random() < 0.5:
                 rows.pop(rng.randrange(len(rows)))
             table.replace(name, list(rows), now_unix_nanos=1 + step)
+            unread = table.unread_rows_of(name)
+            if unread is not None and rng.random() < 0.3:
+                unread.read()
+                assert table.unread_rows_of(name) is None
             listed = table.in_list_order()
-            if any(row.shapes or row.waiting for row in listed):
+            if any(row.shapes or row.waiting for row in listed) and (at_once_max or rng.random() < 0.5):
                 _assert_read(listed, rng)
 
 
@@ -122,3 +144,68 @@ def test_clusters_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         columns = table.in_list_order().columns
         assert columns is not None
         assert len(columns.clusters) <= 6
+
+
+def _with_pods(cluster: str, count: int) -> list[Need]:
+    """Return that many rows of different requests."""
+    profile = Profile(priority=1)
+    return [
+        Need(ClusterId(cluster), profile, {"cpu": n}, group=str(n), shapes=(DemandShape({"cpu": n}, 1),))
+        for n in range(1, count + 1)
+    ]
+
+
+def test_many_rows_of_a_cluster_are_left_to_the_first_who_reads_them() -> None:
+    table, many = NeedsTable(), demand_columns.ROWS_AT_ONCE_MAX + 1
+    table.replace("few", _with_pods("few", many - 1), now_unix_nanos=1)
+    assert table.unread_rows_of("few") is None
+    table.replace("many", _with_pods("many", many), now_unix_nanos=1)
+    unread = table.unread_rows_of("many")
+    assert unread is not None
+    listed = table.in_list_order()
+    assert not unread.is_read
+    with ThreadPoolExecutor(4) as threads:
+        blocks = list(threads.map(lambda _: unread.read(), range(8)))
+    assert all(block is blocks[0] for block in blocks)
+    assert table.unread_rows_of("many") is None
+    _assert_read(listed, random.Random(1))
+
+
+def test_rows_of_all_clusters_are_left_unread_when_the_first_row_has_shapes() -> None:
+    table = NeedsTable()
+    for number in range(3):
+        rows = [Need(ClusterId(f"c{number}"), Profile(priority=1), {"cpu": 1}, group=str(n)) for n in range(5)]
+        table.replace(f"c{number}", rows, now_unix_nanos=1)
+    table.replace("d", _with_pods("d", 1), now_unix_nanos=1)
+    assert [table.unread_rows_of(name) is None for name in ("c0", "c1", "c2", "d")] == [False, False, False, True]
+    _assert_read(table.in_list_order(), random.Random(1))
+
+
+def test_taking_rows_in_never_waits_for_another_reader() -> None:
+    """A thread that reads many rows holds the lock; the table belongs to the event loop."""
+    table = NeedsTable()
+    columns = _replaced(table, _with_pods("c", 2)).columns
+    assert columns is not None
+    with columns.numbers.lock:
+        table.replace("d", _with_pods("d", 2), now_unix_nanos=1)
+        assert table.unread_rows_of("d") is not None
+    _assert_read(table.in_list_order(), random.Random(1))
+    assert table.unread_rows_of("d") is None
+
+
+def test_what_was_read_of_former_rows_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_columns, "ROWS_AT_ONCE_MAX", 0)
+    table, rows = NeedsTable(), _with_pods("c", 40)
+    sizes: list[int] = []
+
+    def counted(needs: Sequence[Need], requests: ValueNumbers) -> ShapeColumns:
+        sizes.append(len(needs))
+        return columns_with(needs, requests)
+
+    monkeypatch.setattr(listed_module, "columns_with", counted)
+    _assert_read(_replaced(table, rows[:30]), random.Random(1))
+    assert sizes == [30]
+    # Those that no one has read come and go in between.
+    _replaced(table, rows[:35])
+    _assert_read(_replaced(table, rows[5:36]), random.Random(1))
+    assert sizes == [30, 6]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from bigfleet.engine.demand_order import ListedRows
 from bigfleet.engine.folding import folded_profile
+from bigfleet.engine.shapes.columns.listed import ArrivedRows
 from bigfleet.model.need import Need, RowKey, new_need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import Overhead
@@ -146,6 +147,10 @@ class NeedsTable:
         self._replaced[cluster] = entries
         self._reader.replace(cluster, [entry[-1] for entry in entries], others)
         self._replace_overheads(cluster, overheads)
+
+    def unread_rows_of(self, cluster: str) -> ArrivedRows | None:
+        """Return a cluster's rows if they have to be read into columns, which any thread may do; else None."""
+        return self._reader.unread_rows_of(cluster)
 
     def _entries_of_all(self) -> Iterator[tuple[str, list[_Entry]]]:
         """Yield the sorted rows of each cluster that has any."""

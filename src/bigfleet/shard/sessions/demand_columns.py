@@ -1,4 +1,7 @@
-"""Reads the rows of a demand table into columns as they are taken in, so that no decision has to read them."""
+"""Reads the rows of a demand table into columns as they are taken in, so that no decision has to read them.
+
+Many rows of one cluster are left to a caller off the event loop. A decision reads what no one has read before.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -6,9 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from bigfleet.engine.shapes.columns.listed import NUMBERS_MAX, ListedColumns, RowBlock, RowNumbers
+from bigfleet.engine.shapes.columns.listed import NUMBERS_MAX, ArrivedRows, ListedColumns, RowNumbers
 from bigfleet.model.need import Need
 
+#: Rows of one cluster that are read as they are taken in, which takes up to some milliseconds; more are left unread.
+ROWS_AT_ONCE_MAX: Final = 256
 #: Clusters that are numbered beyond twice those that have rows, before they are numbered again.
 SPARE_CLUSTERS: Final = 1000
 
@@ -22,7 +27,7 @@ class DemandReader:
     def __init__(self) -> None:
         self._numbers = RowNumbers()
         #: Of all and only the clusters with rows, from the first row with shapes on.
-        self._blocks: dict[str, RowBlock] = {}
+        self._blocks: dict[str, ArrivedRows] = {}
         self._is_reading = False
         self._clusters: list[str] = []
         self._number_of: dict[str, int] = {}
@@ -30,7 +35,7 @@ class DemandReader:
         self._cluster = array("i")
 
     def replace(self, cluster: str, needs: Sequence[Need], others: Iterable[tuple[str, Sequence[Need]]]) -> None:
-        """Read a cluster's rows, in list order, in the place of its former ones; `others` are all other rows."""
+        """Take in a cluster's rows, in list order, in the place of its former ones; `others` are all other rows."""
         if not needs:
             self._blocks.pop(cluster, None)
             return
@@ -38,11 +43,23 @@ class DemandReader:
             if not any(need.shapes or need.waiting for need in needs):
                 return
             self._is_reading = True
-            self._blocks = {name: self._numbers.read(rows) for name, rows in others}
-        elif self._numbers.size > NUMBERS_MAX + 2 * sum(len(block.columns.number) for block in self._blocks.values()):
+            self._blocks = {name: ArrivedRows(self._numbers, tuple(rows)) for name, rows in others}
+        elif self._has_spare_numbers():
             self._numbers = RowNumbers()
-            self._blocks = {name: self._numbers.read(block.needs) for name, block in self._blocks.items()}
-        self._blocks[cluster] = self._numbers.read(needs, self._blocks.get(cluster))
+            self._blocks = {name: ArrivedRows(self._numbers, rows.needs) for name, rows in self._blocks.items()}
+        rows = self._blocks[cluster] = ArrivedRows(self._numbers, tuple(needs), self._blocks.get(cluster))
+        if len(needs) <= ROWS_AT_ONCE_MAX:
+            rows.read_unless_busy()
+
+    def unread_rows_of(self, cluster: str) -> ArrivedRows | None:
+        """Return a cluster's rows where a decision would have to read them; None where there is nothing to read."""
+        rows = self._blocks.get(cluster)
+        return None if rows is None or rows.is_read else rows
+
+    def _has_spare_numbers(self) -> bool:
+        """Return whether most of many numbers are no longer used, so that all rows should be numbered again."""
+        size = self._numbers.size
+        return size > NUMBERS_MAX and size > NUMBERS_MAX + 2 * sum(rows.shapes for rows in self._blocks.values())
 
     @property
     def has_spare_clusters(self) -> bool:

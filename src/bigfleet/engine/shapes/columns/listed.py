@@ -1,12 +1,13 @@
 """Reads the rows of a demand into columns as they arrive, cluster by cluster.
 
 A demand table has each cluster's rows read once, when it takes them in, and hands the columns over with its listing. A
-decision then joins the columns of the clusters that it decides on.
+decision then joins the columns of the clusters that it decides on, and reads the rows that no one has read before.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
+from threading import Lock
 from typing import Final, overload
 
 import numpy as np
@@ -19,6 +20,7 @@ from bigfleet.engine.shapes.columns.rows import (
     ValueNumbers,
     columns_with,
     firsts,
+    in_slices,
     names_with,
 )
 from bigfleet.engine.shapes.columns.sorting import stable_order
@@ -31,9 +33,10 @@ NUMBERS_MAX: Final = 100_000
 
 
 class RowNumbers:
-    """Numbers different profiles and requests; numbers are never taken back."""
+    """Numbers different profiles and requests; numbers are never taken back. One thread at a time holds its lock."""
 
     def __init__(self) -> None:
+        self.lock = Lock()
         self.profiles: list[Profile] = []
         self.resources: list[Vector] = []
         self._of_profiles, self._of_requests = ValueNumbers(), ValueNumbers()
@@ -46,28 +49,37 @@ class RowNumbers:
     def read(self, needs: Sequence[Need], former: "RowBlock | None" = None) -> "RowBlock":
         """Return the rows of a cluster, which are in list order; rows of `former` are not read again.
 
-        Cost: the rows that are not the very objects that stand in `former`, and a look at the others.
+        Cost: the rows that are not the very objects that stand in `former`, and a look at the others. The caller holds
+        the lock.
         """
         if former is None:
-            return self._read(tuple(needs))
+            return self._read(needs)
         known = dict(zip(map(id, former.needs), range(len(former.needs)), strict=True))
         place = np.fromiter(map(known.get, map(id, needs), repeat(-1)), np.int64, len(needs))
         missing = np.flatnonzero(place < 0)
-        added = self._read(tuple([needs[each] for each in missing.tolist()]))
+        added = self._read([needs[each] for each in missing.tolist()])
         place[missing] = len(former.needs) + np.arange(len(missing))
-        columns = former.columns.followed_by(added.columns).of_rows(place)
+        columns = ShapeColumns.joined((former.columns, added.columns)).of_rows(place)
         profile = np.concatenate((former.profile, added.profile))[place]
         names = added.names | former.names if len(missing) == len(needs) - len(former.needs) else names_with(needs)
         return RowBlock(tuple(needs), columns, profile, frozenset(names))
 
-    def _read(self, needs: tuple[Need, ...]) -> "RowBlock":
+    def _read(self, needs: Sequence[Need]) -> "RowBlock":
+        parts = [self._read_slice(some) for some in in_slices(needs)] or [self._read_slice(needs)]
+        columns, profiles, names = zip(*parts, strict=True)
+        return RowBlock(
+            tuple(needs), ShapeColumns.joined(columns), np.concatenate(profiles), frozenset[str]().union(*names)
+        )
+
+    def _read_slice(self, needs: Sequence[Need]) -> tuple[ShapeColumns, Rows, set[str]]:
+        """Return the columns of rows, the numbers of their profiles, and every resource that they name."""
         columns = columns_with(needs, self._of_requests)
         self.resources += self._of_requests.vectors_from(len(self.resources))
         profile = self._of_profiles.numbers_of([need.profile.fingerprint for need in needs])
         for need, number in zip(needs, profile.tolist(), strict=True):
             if number == len(self.profiles):
                 self.profiles.append(need.profile)
-        return RowBlock(needs, columns, profile, frozenset(names_with(needs)))
+        return columns, profile, names_with(needs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +90,48 @@ class RowBlock:
     columns: ShapeColumns
     profile: Rows
     names: frozenset[str]
+
+
+class ArrivedRows:
+    """The rows of one cluster in list order, which are read once, by the first of its callers; any thread may call."""
+
+    def __init__(self, numbers: RowNumbers, needs: tuple[Need, ...], former: "ArrivedRows | None" = None) -> None:
+        """Read nothing. What is read of `former`, the cluster's rows before, need not be read again."""
+        self.needs = needs
+        self._numbers = numbers
+        self._block: RowBlock | None = None
+        self._former: RowBlock | None = None if former is None else former._block or former._former
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the rows are read."""
+        return self._block is not None
+
+    @property
+    def shapes(self) -> int:
+        """How many shapes were read."""
+        return 0 if self._block is None else len(self._block.columns.number)
+
+    def read(self) -> RowBlock:
+        """Return the rows in columns. While another thread reads with the same numbers, the caller waits."""
+        if self._block is None:
+            with self._numbers.lock:
+                return self._read()
+        return self._block
+
+    def read_unless_busy(self) -> None:
+        """Read the rows, unless another thread reads with the same numbers: then they stay unread."""
+        if self._numbers.lock.acquire(blocking=False):
+            try:
+                self._read()
+            finally:
+                self._numbers.lock.release()
+
+    def _read(self) -> RowBlock:
+        if self._block is None:
+            self._block = self._numbers.read(self.needs, self._former)
+            self._former = None
+        return self._block
 
 
 class ClusterRows(Sequence[tuple[int, Need]]):
@@ -105,11 +159,11 @@ class ClusterRows(Sequence[tuple[int, Need]]):
 
 @dataclass(eq=False)
 class ListedColumns:
-    """The rows of one listing in columns. Nothing in it is changed."""
+    """The rows of one listing in columns, some of which may be unread as yet. Otherwise nothing in it is changed."""
 
     numbers: RowNumbers
     #: By cluster, those of all clusters with rows.
-    blocks: Mapping[str, RowBlock]
+    blocks: Mapping[str, ArrivedRows]
     #: Clusters by number, and the number of the cluster of each row in list order.
     clusters: Sequence[str]
     cluster: npt.NDArray[np.int32]
@@ -118,7 +172,7 @@ class ListedColumns:
 
     def names(self) -> Iterable[str]:
         """Return every resource that a row names."""
-        return frozenset[str]().union(*{block.names for block in self.blocks.values()})
+        return frozenset[str]().union(*{rows.read().names for rows in self.blocks.values()})
 
     def places(self) -> tuple[Rows, Rows]:
         """Return the places of all rows by the number of their cluster, and where those of each cluster begin."""
@@ -171,7 +225,7 @@ def joined_columns(
 ) -> RowsInColumns:
     """Return the rows of some clusters, at least one, of which the numbers are given; `names` are those of all rows."""
     order, first = listed.places()
-    blocks = [listed.blocks[name] for name in of_clusters]
+    blocks = [listed.blocks[name].read() for name in of_clusters]
     sizes = [len(block.profile) for block in blocks]
     positions = np.concatenate([order[first[number] : first[number + 1]] for number in of_clusters.values()])
     needs, places = demand, positions
@@ -179,12 +233,13 @@ def joined_columns(
         # What is stored of some clusters must not hold on to all rows.
         needs, places = tuple(chain.from_iterable(block.needs for block in blocks)), np.arange(len(positions))
 
-    columns = ShapeColumns._make(map(np.concatenate, zip(*(block.columns for block in blocks), strict=True)))
+    columns = ShapeColumns.joined(block.columns for block in blocks)
     return RowsInColumns(
         needs=needs,
         places=places,
         positions=positions,
-        profiles=listed.numbers.profiles,
+        # Copies, because another thread may add to them.
+        profiles=tuple(listed.numbers.profiles),
         profile=np.concatenate([block.profile for block in blocks]),
         clusters=list(of_clusters),
         cluster=np.repeat(np.arange(len(blocks)), sizes),
@@ -194,6 +249,6 @@ def joined_columns(
         counts=columns.counts,
         limits=columns.limits,
         number=columns.number,
-        resources=listed.numbers.resources,
+        resources=tuple(listed.numbers.resources),
         names=names,
     )

@@ -3,7 +3,7 @@
 The columns depend on neither machines nor options, so that they hold for as long as the demand is the same.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
@@ -22,6 +22,9 @@ Bools = npt.NDArray[np.bool_]
 
 #: Stands for a limit that there is not.
 NO_LIMIT: Final = 1 << 62
+#: Rows that are read in one go. A call of NumPy keeps the interpreter until it is done: with 8 shapes a row some
+#: milliseconds.
+SLICE_ROWS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -90,9 +93,10 @@ class ShapeColumns(NamedTuple):
     limits: Rows
     number: Rows
 
-    def followed_by(self, other: "ShapeColumns") -> "ShapeColumns":
-        """Return these rows, then those of another one."""
-        return ShapeColumns._make(map(np.concatenate, zip(self, other, strict=True)))
+    @classmethod
+    def joined(cls, parts: Iterable["ShapeColumns"]) -> "ShapeColumns":
+        """Return the rows of each part, at least one, one part after the other."""
+        return cls._make(map(np.concatenate, zip(*parts, strict=True)))
 
     def of_rows(self, places: Rows) -> "ShapeColumns":
         """Return some rows, each with its shapes."""
@@ -132,9 +136,18 @@ def names_of(needs: Sequence[Need]) -> tuple[str, ...]:
 
 def names_with(needs: Sequence[Need]) -> set[str]:
     """Return every resource that a row names."""
-    resources = [shape.resources for need in needs for shape in need.shapes]
-    resources += [shape.resources for need in needs if need.waiting for shape in need.waiting]
-    return _named(needs, resources)
+    found: set[str] = set()
+    for some in in_slices(needs):
+        resources = [shape.resources for need in some for shape in need.shapes]
+        resources += [shape.resources for need in some if need.waiting for shape in need.waiting]
+        found |= _named(some, resources)
+    return found
+
+
+def in_slices(needs: Sequence[Need]) -> Iterator[Sequence[Need]]:
+    """Yield rows a slice at a time; other threads can run in between."""
+    for first in range(0, len(needs), SLICE_ROWS):
+        yield needs[first : first + SLICE_ROWS]
 
 
 def _named(needs: Sequence[Need], resources: Iterable[Vector]) -> set[str]:
@@ -168,7 +181,8 @@ class ValueNumbers(dict[Hashable, int]):
 
     def vectors_from(self, first: int) -> list[Vector]:
         """Return the vectors that have numbers from `first` on, whose names and then amounts are the values."""
-        keys = [key for key in islice(self, first, None) if isinstance(key, tuple)]
+        last_ones = islice(reversed(self), len(self) - first)
+        keys = [key for key in last_ones if isinstance(key, tuple)][::-1]
         return [dict(zip(key[: len(key) // 2], key[len(key) // 2 :], strict=True)) for key in keys]
 
 

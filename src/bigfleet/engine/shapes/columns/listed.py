@@ -66,9 +66,11 @@ class RowNumbers:
 
     def _read(self, needs: Sequence[Need]) -> "RowBlock":
         parts = [self._read_slice(some) for some in in_slices(needs)] or [self._read_slice(needs)]
-        columns, profiles, names = zip(*parts, strict=True)
         return RowBlock(
-            tuple(needs), ShapeColumns.joined(columns), np.concatenate(profiles), frozenset[str]().union(*names)
+            needs=tuple(needs),
+            columns=ShapeColumns.joined(columns for columns, _, _ in parts),
+            profile=np.concatenate([profile for _, profile, _ in parts]),
+            names=frozenset[str]().union(*[names for _, _, names in parts]),
         )
 
     def _read_slice(self, needs: Sequence[Need]) -> tuple[ShapeColumns, Rows, set[str]]:

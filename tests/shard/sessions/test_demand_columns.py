@@ -186,9 +186,10 @@ def test_taking_rows_in_never_waits_for_another_reader() -> None:
     table = NeedsTable()
     columns = _replaced(table, _with_pods("c", 2)).columns
     assert columns is not None
-    with columns.numbers.lock:
-        table.replace("d", _with_pods("d", 2), now_unix_nanos=1)
-        assert table.unread_rows_of("d") is not None
+    assert columns.numbers.lock.acquire()
+    table.replace("d", _with_pods("d", 2), now_unix_nanos=1)
+    assert table.unread_rows_of("d") is not None
+    columns.numbers.lock.release()
     _assert_read(table.in_list_order(), random.Random(1))
     assert table.unread_rows_of("d") is None
 

@@ -5,6 +5,7 @@ Many rows of one cluster are left to a caller off the event loop. A decision rea
 
 from array import array
 from collections.abc import Iterable, Sequence
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -25,7 +26,7 @@ class DemandReader:
     """
 
     def __init__(self) -> None:
-        self._numbers = RowNumbers()
+        self._numbers = RowNumbers(Lock())
         #: Of all and only the clusters with rows, from the first row with shapes on.
         self._blocks: dict[str, ArrivedRows] = {}
         self._is_reading = False
@@ -45,7 +46,7 @@ class DemandReader:
             self._is_reading = True
             self._blocks = {name: ArrivedRows(self._numbers, tuple(rows)) for name, rows in others}
         elif self._has_spare_numbers():
-            self._numbers = RowNumbers()
+            self._numbers = RowNumbers(Lock())
             self._blocks = {name: ArrivedRows(self._numbers, rows.needs) for name, rows in self._blocks.items()}
         rows = self._blocks[cluster] = ArrivedRows(self._numbers, tuple(needs), self._blocks.get(cluster))
         if len(needs) <= ROWS_AT_ONCE_MAX:

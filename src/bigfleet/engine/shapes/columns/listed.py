@@ -7,8 +7,7 @@ decision then joins the columns of the clusters that it decides on, and reads th
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
-from threading import Lock
-from typing import Final, overload
+from typing import Final, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +31,20 @@ from bigfleet.model.vector import Vector
 NUMBERS_MAX: Final = 100_000
 
 
-class RowNumbers:
-    """Numbers different profiles and requests; numbers are never taken back. One thread at a time holds its lock."""
+class ReadingLock(Protocol):
+    """Lets one thread at a time read; `threading.Lock` is one. The engine itself makes no threads."""
 
-    def __init__(self) -> None:
-        self.lock = Lock()
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class RowNumbers:
+    """Numbers different profiles and requests; numbers are never taken back."""
+
+    def __init__(self, lock: ReadingLock) -> None:
+        """Have no numbers yet; a reader holds the lock."""
+        self.lock = lock
         self.profiles: list[Profile] = []
         self.resources: list[Vector] = []
         self._of_profiles, self._of_requests = ValueNumbers(), ValueNumbers()
@@ -49,8 +57,7 @@ class RowNumbers:
     def read(self, needs: Sequence[Need], former: "RowBlock | None" = None) -> "RowBlock":
         """Return the rows of a cluster, which are in list order; rows of `former` are not read again.
 
-        Cost: the rows that are not the very objects that stand in `former`, and a look at the others. The caller holds
-        the lock.
+        Cost: the rows that are not the very objects that stand in `former`, and a look at the others.
         """
         if former is None:
             return self._read(needs)
@@ -117,23 +124,23 @@ class ArrivedRows:
     def read(self) -> RowBlock:
         """Return the rows in columns. While another thread reads with the same numbers, the caller waits."""
         if self._block is None:
-            with self._numbers.lock:
-                return self._read()
+            self._numbers.lock.acquire()
+            return self._read_and_release()
         return self._block
 
     def read_unless_busy(self) -> None:
         """Read the rows, unless another thread reads with the same numbers: then they stay unread."""
         if self._numbers.lock.acquire(blocking=False):
-            try:
-                self._read()
-            finally:
-                self._numbers.lock.release()
+            self._read_and_release()
 
-    def _read(self) -> RowBlock:
-        if self._block is None:
-            self._block = self._numbers.read(self.needs, self._former)
-            self._former = None
-        return self._block
+    def _read_and_release(self) -> RowBlock:
+        try:
+            if self._block is None:
+                self._block = self._numbers.read(self.needs, self._former)
+                self._former = None
+            return self._block
+        finally:
+            self._numbers.lock.release()
 
 
 class ClusterRows(Sequence[tuple[int, Need]]):

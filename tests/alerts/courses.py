@@ -29,6 +29,8 @@ WRITTEN_SERIES_ONLY: Mapping[str, str] = {
     "BigFleetOperatorRecountMismatch": _A_DEFECT,
     "BigFleetShardOperatorsUnresponsive": "a stream must take nothing for a minute, three times; buffers of a loopback"
     " connection take more frames than a small fleet sends",
+    "BigFleetShardMachinesSetAside": "a provider of the kit shows a machine whose Configure failed as Failed; only"
+    " one that is not made with the kit shows it as Idle",
     "BigFleetOperatorNodesUnmatched": "the operator counts machines that have had no Node for five minutes, a constant",
     "BigFleetShardExchangeSavings": "an exchange begins when prices have been there for 15 minutes, a constant",
     "BigFleetCoordinatorMachinesUnowned": "the recipient must die between a donor's release and its own adoption, which"

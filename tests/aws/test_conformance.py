@@ -1,6 +1,5 @@
-"""The conformance suite against `bigfleet provider aws` before the strict shim: core, cloud, delta, spot, durable."""
+"""The conformance suite against `bigfleet provider aws` before the strict shim."""
 
-import json
 import os
 import shlex
 import subprocess
@@ -11,15 +10,16 @@ import pytest
 from tests.aws.client import BUCKET, ShimClient
 from tests.aws.command import flags
 from tests.aws.over_http import PREFIX
+from tests.conformance.certifications import certification_of
 from tests.processes import bigfleet
 
-PROFILES = ("core", "cloud", "delta", "spot", "durable")
 CERTIFY_SECONDS_MAX = 1100.0
 FAULT = shlex.join(bigfleet("provider", "fault", "--metrics-addr", "off"))
 
 
 @pytest.mark.long
-def test_the_provider_is_certified(shim: ShimClient, tmp_path: Path) -> None:
+def test_the_provider_is_certified(shim: ShimClient, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    certification = certification_of(request)
     shim.bucket()
     shim.control("agent", bucket=BUCKET, prefix=PREFIX)
     offerings = [shim.offering(count=160), shim.offering(count=96, capacity_type="spot", zone="us-east-1b")]
@@ -29,7 +29,7 @@ def test_the_provider_is_certified(shim: ShimClient, tmp_path: Path) -> None:
     script = f'exec {served} --addr {{addr}} --state {{state}} --poll-interval 50ms --provider "aws-{name}"'
     done = subprocess.run(
         bigfleet(
-            *("conformance", "--profile", ",".join(PROFILES), "--patience=60s", "--out", str(tmp_path / "out")),
+            *("conformance", "--profile", certification.flag, "--patience=60s", "--out", str(tmp_path / "out")),
             *("--launch", shlex.join(["sh", "-c", script])),
             *("--launch-fault", f"{FAULT} --seed-count {{seeds}} --addr {{addr}} --state {{state}}"),
         ),
@@ -40,5 +40,4 @@ def test_the_provider_is_certified(shim: ShimClient, tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    verdicts = json.loads((tmp_path / "out" / "report.json").read_text())["verdicts"]
-    assert verdicts == dict.fromkeys(PROFILES, "CERTIFIED")
+    certification.expect_report(tmp_path / "out")

@@ -229,6 +229,9 @@ def test_a_directory_that_cannot_be_made_or_written_is_named(tmp_path: Path) -> 
         make(tmp_path / "there")
 
 
+UNREADABLE_ADVICE = "put a readable file in its place, or remove it and use --force, which creates all files again"
+
+
 @pytest.mark.parametrize("name", ["ca.crt", "ca.key", "admin.crt"])
 def test_a_file_without_an_end_is_refused(name: str, tmp_path: Path) -> None:
     """A device in place of a certificate would take all memory."""
@@ -236,8 +239,21 @@ def test_a_file_without_an_end_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/dev/zero")
 
-    with pytest.raises(UsageFault, match=f"{name}: Is a device"):
+    with pytest.raises(UsageFault, match=f"{name}: Is a device; {UNREADABLE_ADVICE}$"):
         make(tmp_path)
+
+
+def test_a_directory_in_place_of_a_certificate_is_refused_with_an_advice_that_helps(tmp_path: Path) -> None:
+    """--force does not remove a directory."""
+    make(tmp_path)
+    (tmp_path / "ca.crt").unlink()
+    (tmp_path / "ca.crt").mkdir()
+    with pytest.raises(UsageFault, match=rf"ca\.crt: Is a directory; {UNREADABLE_ADVICE}$"):
+        make(tmp_path)
+
+    (tmp_path / "ca.crt").rmdir()
+    make(tmp_path, "--force")
+    make(tmp_path)
 
 
 def test_nothing_outlives_its_authority(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 
-from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.in_process import certify
 from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.conformance.runner import BehaviourOutcome, Verdict
@@ -24,6 +23,7 @@ from tests.conformance.bench import (
     certified,
     plan_of,
 )
+from tests.conformance.certifications import certification_of
 from tests.provider.harness import SeededIds, make_core, started
 
 SCRIPT = b"#!/bin/sh\n"
@@ -37,12 +37,12 @@ def faults_of(report: object) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("backend", [FakeBackend, StagedBackend], ids=["at once", "staged"])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_the_kit_is_certified(backend: type[FakeBackend], seed: int) -> None:
+def test_the_kit_is_certified(backend: type[FakeBackend], seed: int, request: pytest.FixtureRequest) -> None:
     report = certified(plan_of(seed=seed), Making(backend=backend))
 
     assert faults_of(report) == []
     assert report.verdict is Verdict.CERTIFIED
-    assert report.count(BehaviourOutcome.PASSED) == len(behaviours_of(PROFILES))
+    certification_of(request).expect(report)
 
 
 def test_a_provider_that_resets_nothing_is_certified() -> None:

@@ -2,7 +2,6 @@
 suite itself (docs/spec/provider.md §23).
 """
 
-import json
 import os
 import shlex
 import subprocess
@@ -13,6 +12,7 @@ import pytest
 from bigfleet.conformance.catalogue import behaviours_of
 from bigfleet.conformance.profiles import ConformanceProfile
 from tests.commands import run_here
+from tests.conformance.certifications import Certification, certification_of, flag_of
 from tests.processes import bigfleet
 
 pytestmark = pytest.mark.slow
@@ -20,26 +20,18 @@ pytestmark = pytest.mark.slow
 PLACES = "--metrics-addr off --seed-count {seeds} --addr {addr} --state {state}"
 SIMULATED = f"{shlex.join(bigfleet('provider', 'simulated', '--calm', '--time-scale', '0.001'))} {PLACES}"
 FAULT = f"{shlex.join(bigfleet('provider', 'fault'))} {PLACES}"
-BOTH = frozenset(
-    {
-        ConformanceProfile.CORE,
-        ConformanceProfile.CLOUD,
-        ConformanceProfile.DELTA,
-        ConformanceProfile.SPOT,
-        ConformanceProfile.DURABLE,
-    }
-)
 #: More than one page of 500, and no more than that asks for.
 SCALE = ("--scale-count", "600", "--soak", "3s")
 #: Beyond what a busy machine needs; nothing asserts how long a run took.
 SECONDS_MAX = 900
 
 
-def expect_certified(profiles: frozenset[ConformanceProfile], out: Path, *arguments: str) -> None:
+def expect_certified(
+    certification: Certification, profiles: frozenset[ConformanceProfile], out: Path, *arguments: str
+) -> None:
     """Run the suite and assert that each behaviour of the profiles passed; none may be skipped."""
-    asked = ",".join(sorted(profile.value for profile in profiles))
     done = subprocess.run(
-        bigfleet("conformance", "--profile", asked, "--out", str(out), *arguments),
+        bigfleet("conformance", "--profile", flag_of(profiles), "--out", str(out), *arguments),
         env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"},
         capture_output=True,
         text=True,
@@ -51,32 +43,34 @@ def expect_certified(profiles: frozenset[ConformanceProfile], out: Path, *argume
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert done.stdout.splitlines()[-2] == f"CERTIFIED: {len(behaviours)} passed"
     assert done.stdout.splitlines()[-1].count(": CERTIFIED") == len(profiles)
-    report = json.loads((out / "report.json").read_text())
-    assert report["verdicts"] == {profile.value: "CERTIFIED" for profile in profiles}
-    assert {b["id"]: b["outcome"] for b in report["behaviours"]} == {b.id: "passed" for b in behaviours}
+    certification.expect_report(out, profiles)
 
 
-def test_the_simulated_provider_is_certified(tmp_path: Path) -> None:
+def test_the_simulated_provider_is_certified(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    certification = certification_of(request)
     arguments = ("--launch", SIMULATED, "--launch-fault", FAULT, *SCALE)
-    expect_certified(BOTH | {ConformanceProfile.SCALE}, tmp_path / "out", *arguments)
+    expect_certified(certification, certification.profiles, tmp_path / "out", *arguments)
 
 
-def test_the_fault_provider_is_certified(tmp_path: Path) -> None:
+def test_the_fault_provider_is_certified(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    certification = certification_of(request)
     arguments = ("--launch", FAULT, "--launch-fault", FAULT)
-    expect_certified(BOTH | {ConformanceProfile.FAULT}, tmp_path / "out", *arguments)
+    expect_certified(certification, certification.profiles, tmp_path / "out", *arguments)
 
 
 @pytest.mark.parametrize(
-    "profiles",
+    "asked",
     [
         pytest.param(frozenset({ConformanceProfile.CORE}), id="core"),
-        pytest.param(BOTH | {ConformanceProfile.SCALE}, id="all", marks=pytest.mark.long),
+        pytest.param(None, id="all", marks=pytest.mark.long),
     ],
 )
 def test_the_simulated_provider_is_certified_over_tls_by_an_admin(
-    profiles: frozenset[ConformanceProfile], tmp_path: Path
+    asked: frozenset[ConformanceProfile] | None, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     """A provider with certificates lets an admin send any token with --certify alone."""
+    certification = certification_of(request)
+    profiles = asked or certification.profiles
     certs = tmp_path / "certs"
     assert run_here("certs", "dev", str(certs), "--shard", "s1").returncode == 0
 
@@ -87,4 +81,4 @@ def test_the_simulated_provider_is_certified_over_tls_by_an_admin(
     served = shlex.join(("--certify", *tls("provider-simulated")))
     commands = ("--launch", f"{SIMULATED} {served}", "--launch-fault", f"{FAULT} {served}")
     scale = SCALE if ConformanceProfile.SCALE in profiles else ()
-    expect_certified(profiles, tmp_path / "out", *commands, *scale, *tls("admin"))
+    expect_certified(certification, profiles, tmp_path / "out", *commands, *scale, *tls("admin"))

@@ -20,6 +20,7 @@ from bigfleet.demo.kubernetes.control_plane import ControlPlane
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS
 from tests.cli.provider.exec_examples import PLACES, certify, example
+from tests.conformance.certifications import certification_of
 from tests.guides import executable
 from tests.kubernetes.cluster import ClusterUnderTest, eventually
 from tests.kubernetes.kinds import pod, pod_template
@@ -256,7 +257,9 @@ exec {served} "$@"
 
 # Minutes, and more beside other tests.
 @pytest.mark.timeout(CERTIFY_SECONDS_MAX)
-def test_the_kwok_example_is_certified(program: KwokProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kwok_example_is_certified(
+    program: KwokProgram, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in program.variables.items():
         monkeypatch.setenv(name, value)
     # As it is shipped: a pass of `feed` each fifth of a second takes a whole core.
@@ -265,4 +268,5 @@ def test_the_kwok_example_is_certified(program: KwokProgram, tmp_path: Path, mon
     launch = executable(tmp_path / "launch", LAUNCH.format(served=served))
     command = f"{shlex.quote(str(launch))} {{state}} {{seeds}} {PLACES}"
     # Each call runs kubectl several times, beside a control plane on the same processors.
-    certify(tmp_path / "out", command, patience="180s", seconds_max=CERTIFY_SECONDS_MAX)
+    certification = certification_of(request)
+    certify(certification, tmp_path / "out", command, patience="180s", seconds_max=CERTIFY_SECONDS_MAX)

@@ -3,7 +3,6 @@
 docs/spec/libvirt-provider.md. The guests have a disk of zeros, so that no test waits for a boot.
 """
 
-import json
 import os
 import shlex
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from bigfleet.provider.backends.libvirt.names import domain_name, overlay_name, seed_name
+from tests.conformance.certifications import certification_of
 from tests.libvirt.daemon import LibvirtDaemon
 from tests.libvirt.providers import (
     SECRET,
@@ -209,7 +209,10 @@ def test_a_full_pool_is_a_stockout_and_leaves_nothing_behind(daemon: LibvirtDaem
 @pytest.mark.long
 # Ten minutes on a busy machine: each Create and Delete is one of a real domain.
 @pytest.mark.timeout(CERTIFY_SECONDS_MAX)
-def test_the_provider_is_certified_on_stub_guests(daemon: LibvirtDaemon, tmp_path: Path) -> None:
+def test_the_provider_is_certified_on_stub_guests(
+    daemon: LibvirtDaemon, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    certification = certification_of(request)
     room: dict[str, Any] = {"cpus": 400, "memory": "64Gi", "disk": "100Gi"}
     hosts = hosts_file(daemon, tmp_path, guest_memory=STUB_MEMORY, **room)
     served = [sys.executable, "-m", "tests.libvirt.certified_provider", "provider", "libvirt"]
@@ -218,7 +221,7 @@ def test_the_provider_is_certified_on_stub_guests(daemon: LibvirtDaemon, tmp_pat
     done = subprocess.run(
         bigfleet(
             "conformance",
-            *("--profile", "core,cloud,delta,durable", "--patience=120s", "--out", str(tmp_path / "out")),
+            *("--profile", certification.flag, "--patience=120s", "--out", str(tmp_path / "out")),
             *("--launch", f"{shlex.join(served)} {flags}"),
             *("--launch-fault", f"{fault} --addr {{addr}} --state {{state}}"),
         ),
@@ -229,5 +232,4 @@ def test_the_provider_is_certified_on_stub_guests(daemon: LibvirtDaemon, tmp_pat
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    verdicts = json.loads((tmp_path / "out" / "report.json").read_text())["verdicts"]
-    assert verdicts == dict.fromkeys(("core", "cloud", "delta", "durable"), "CERTIFIED")
+    certification.expect_report(tmp_path / "out")

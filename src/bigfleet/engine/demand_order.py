@@ -7,6 +7,7 @@ tuple. Nothing here may leave out a place at which two listings differ.
 
 from collections.abc import Iterable, Sequence
 
+from bigfleet.engine.shapes.columns.listed import ListedColumns
 from bigfleet.model.need import Need
 
 
@@ -25,11 +26,13 @@ class ListedRows(tuple[Need, ...]):
     gone: Sequence[int]
     #: Places in this one, ascending.
     come: Sequence[int]
+    #: The rows in columns, None where no one has read them.
+    columns: ListedColumns | None
 
     def __new__(cls, rows: Iterable[Need] = ()) -> "ListedRows":
         """Make a listing of which nothing is known but its rows."""
         listed = super().__new__(cls, rows)
-        listed.moment, listed.since, listed.gone, listed.come = object(), None, (), ()
+        listed.moment, listed.since, listed.gone, listed.come, listed.columns = object(), None, (), (), None
         return listed
 
     def followed_by(self, rows: Iterable[Need], *, gone: Sequence[int], come: Sequence[int]) -> "ListedRows":

@@ -1,12 +1,13 @@
 """Selects the engine of each decision: over pods when any row has shapes, over aggregates otherwise.
 
 Both ways serve all rows of a cycle, because rows of both kinds compete for the same machines (docs/spec/engine.md
-§2.4). Importing this module loads the kernels of the decision over aggregates.
+§2.4). Importing this module loads the kernels of both.
 """
 
 from collections.abc import Callable, Sequence
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
+from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columnar.verification import Divergence, Verified
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, PhaseListener, unheard
@@ -34,7 +35,7 @@ class FleetEngine:
             is_incremental=is_incremental, verify_every_cycles=verify_every_cycles, on_divergence=on_divergence
         )
         self._over_pods = Verified(
-            lambda: PodEngine(is_incremental=is_incremental),
+            lambda: PodEngine(is_incremental=is_incremental, loops=pod_credit),
             every_cycles=verify_every_cycles,
             on_divergence=on_divergence,
         )

@@ -161,6 +161,9 @@ class ShardMetrics:
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
         self.stockouts = counter("stockouts_total", "Back-offs of capacity pools that were out of stock")
         self.pools_sold_out = gauge("capacity_pools_sold_out", "Capacity pools that are out of stock")
+        self.machines_set_aside = gauge(
+            "machines_set_aside", "Machines that are not bound for now because repeated Configures left them Idle"
+        )
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
         self.reclaim_waiting_for_replacement_machines = gauge(
             "reclaim_waiting_for_replacement_machines",

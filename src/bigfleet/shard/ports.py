@@ -34,6 +34,19 @@ class ListedMachine(NamedTuple):
     metadata: Mapping[str, str]
 
 
+class OversizedRecord(ListedMachine):
+    """A record with more bytes than a shard reads: only the id of its machine is known."""
+
+    size_bytes: int
+
+    @classmethod
+    def of(cls, machine_id: MachineId, size_bytes: int) -> "OversizedRecord":
+        """Return the record of a machine; it has no state, so that no rule takes it for one that was read."""
+        record = cls(Machine(id=machine_id, state=MachineState.UNSPECIFIED), {})
+        record.size_bytes = size_bytes
+        return record
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransitionAck:
     """A provider took a call: the operation, and the record as of acceptance."""

@@ -21,6 +21,7 @@ from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.cli.provider.bmc_stubs import write_stubs
 from tests.cli.provider.exec_examples import PLACES, certify, example
 from tests.commands import run_here
+from tests.conformance.certifications import certification_of
 from tests.guides import executable
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import bigfleet, free_port, serving
@@ -199,16 +200,17 @@ def test_a_configuration_error_of_the_program_is_shown_by_readyz_until_it_is_men
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["folder.sh", "folder.py"])
-def test_the_folder_examples_are_certified(name: str, tmp_path: Path) -> None:
+def test_the_folder_examples_are_certified(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     program = example(name, tmp_path)
     served = shlex.join(bigfleet("provider", "exec", "--program", str(program)))
-    certify(tmp_path / "out", f"env FOLDER={{state}}.machines SLOTS={{seeds}} {served} {PLACES}")
+    launch = f"env FOLDER={{state}}.machines SLOTS={{seeds}} {served} {PLACES}"
+    certify(certification_of(request), tmp_path / "out", launch)
 
 
 @pytest.mark.long
-def test_the_ipmi_example_is_certified_with_stubs(rack: Path, tmp_path: Path) -> None:
+def test_the_ipmi_example_is_certified_with_stubs(rack: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     served = shlex.join(bigfleet("provider", "exec", "--program", str(rack / "ipmi.sh")))
     folders = "RACK_CLAIMS={state}.claims RACK_SEEDS={state}.seeds"
-    certify(tmp_path / "out", f"env {folders} {served} {PLACES}")
+    certify(certification_of(request), tmp_path / "out", f"env {folders} {served} {PLACES}")
     # What booting hosts fetch is gone with the last drain, the blobs with it.
     assert not list(Path(tmp_path).rglob("user-data"))

@@ -15,6 +15,7 @@ import pytest
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
 from tests.commands import run_here
+from tests.conformance.certifications import certification_of
 from tests.guides import executable
 from tests.patience import wait_until
 from tests.processes import bigfleet, free_port, is_running, serving
@@ -126,11 +127,14 @@ def test_a_program_of_a_killed_provider_is_ended_before_the_next_start_serves(tm
 
 
 @pytest.mark.slow
-def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(tmp_path: Path) -> None:
+def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    certification = certification_of(request)
     place = "--metrics-addr off --seed-count={seeds} --addr {addr} --state {state}"
     launch = f"{shlex.join(bigfleet('provider', 'partitioned', '--time-scale', '0.001'))} {place}"
     fault = f"{shlex.join(bigfleet('provider', 'fault'))} {place}"
-    command = ("--profile", "core,cloud,delta,durable", "--launch", launch, "--launch-fault", fault, "--out", "out")
+    command = ("--profile", certification.flag, "--launch", launch, "--launch-fault", fault, "--out", "out")
     # Longer than `run_bigfleet` waits: it starts a provider a dozen times and waits for what is timed out on purpose.
     done = subprocess.run(
         bigfleet("conformance", *command),
@@ -141,6 +145,4 @@ def test_the_suite_certifies_it_for_core_cloud_delta_and_durable(tmp_path: Path)
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["verdict"] == "CERTIFIED"
-    assert len(report["behaviours"]) == 58 + 5 + 6 + 7
+    certification.expect_report(tmp_path / "out")

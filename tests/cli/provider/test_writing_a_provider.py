@@ -16,6 +16,7 @@ import pytest
 
 from bigfleet.rpc.wire.gen import provider_pb2 as pb
 from bigfleet.rpc.wire.gen.provider_pb2_grpc import CapacityProviderStub
+from tests.conformance.certifications import certification_of
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import free_port, wait_until_serving
 
@@ -174,14 +175,14 @@ def test_the_tests_of_the_page_pass_and_satisfy_the_strict_type_checker(
 
 
 @pytest.mark.slow
-def test_it_is_certified_as_the_page_says(folder: Path) -> None:
+def test_it_is_certified_as_the_page_says(folder: Path, request: pytest.FixtureRequest) -> None:
+    certification = certification_of(request)
     (line,) = (content for _title, content in blocks("sh") if content.startswith("bigfleet conformance"))
     command = shlex.split(line.replace("\\\n", " "))
-    assert command[2:4] == ["--profile", "core,cloud,delta,durable"]
+    assert command[2:4] == ["--profile", certification.flag]
     done = subprocess.run(
         [*command, "--out", "report"], cwd=folder, env=environment(folder), capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads((folder / "report" / "report.json").read_text())
-    assert report["verdict"] == "CERTIFIED"
+    certification.expect_report(folder / "report")

@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 import stat
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from bigfleet.shard.ownership.state_file import FILE_NAME
+from bigfleet.shard.ownership.state_file import FILE_NAME, LOCK_NAME
 from tests.coordinator.coordinator_process import coordinator
-from tests.patience import wait_until
-from tests.processes import free_port, run_bigfleet, serving
+from tests.e2e.disks.small_disk import needs_small_disk, small_disk
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.processes import bigfleet, free_port, run_bigfleet, serving
 
 pytestmark = pytest.mark.slow
 
@@ -175,3 +177,26 @@ def test_a_loose_mode_is_a_warning_at_the_start(tmp_path: Path) -> None:
         (line,) = events(log, "store.mode_loose")
 
     assert (line["file"], line["mode"], line["level"]) == (str(data / FILE_NAME), "0644", "warning")
+
+
+@needs_small_disk
+def test_a_shard_on_a_full_disk_names_it_and_starts_when_there_is_room(tmp_path: Path) -> None:
+    """The lock file is the first that takes a block of the disk."""
+    flags = ("--id", "shard-0", "--listen", "127.0.0.1:0", "--metrics-addr", "off", "--fake-provider", "4")
+    with small_disk(tmp_path / "disk") as disk:
+        command = disk.command([*bigfleet("shard"), *flags, "--data-dir", str(disk.folder)])
+        disk.fill()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        assert done.returncode == 1, done.stderr
+        assert f"--data-dir {disk.folder}: No space left on device; make room on its disk" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (disk.inside / LOCK_NAME).read_bytes()
+
+        disk.make_room()
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                wait_until((disk.inside / FILE_NAME).exists, "the shard does not start")
+            finally:
+                process.kill()
+        # nsenter becomes the shard, with the same id.
+        assert (disk.inside / LOCK_NAME).read_text() == f"{process.pid}\n"

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import ActionKind, Decision, Options
 from bigfleet.engine.shapes import credit
 from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.credit import credit_on_columns
+from bigfleet.engine.shapes.columns.loops import PodLoops
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import DecisionState
@@ -32,11 +34,18 @@ def _plain_rows(demand: tuple[Need, ...]) -> tuple[Need, ...]:
     return tuple(n for n in demand if n.shapes and n.profile.same_key is None and n.profile.strict_spread is None)
 
 
-def _decided(snapshot: Snapshot, demand: tuple[Need, ...], options: Options) -> Decision:
-    return PodEngine().decide(ColumnStore.from_snapshot(snapshot).snapshot(), demand, options)
+@pytest.fixture(params=(None, pod_credit), ids=("arrays", "loops"))
+def loops(request: pytest.FixtureRequest) -> PodLoops | None:
+    """Return the compiled loops, or none."""
+    found: PodLoops | None = request.param
+    return found
 
 
-def test_it_equals_first_fit_on_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def _decided(snapshot: Snapshot, demand: tuple[Need, ...], options: Options, loops: PodLoops | None) -> Decision:
+    return PodEngine(loops=loops).decide(ColumnStore.from_snapshot(snapshot).snapshot(), demand, options)
+
+
+def test_it_equals_first_fit_on_objects(monkeypatch: pytest.MonkeyPatch, loops: PodLoops | None) -> None:
     """Every field of every action and row is equal, also where rows are short and the cluster acquires."""
     credited = complete = 0
 
@@ -54,13 +63,14 @@ def test_it_equals_first_fit_on_objects(monkeypatch: pytest.MonkeyPatch) -> None
         demand = _plain_rows(drawn.demand)
         if not demand:
             continue
-        kept, full = _decided(drawn.snapshot, demand, drawn.options), decide(drawn.snapshot, demand, drawn.options)
+        kept = _decided(drawn.snapshot, demand, drawn.options, loops)
+        full = decide(drawn.snapshot, demand, drawn.options)
         assert (kept.actions, kept.rows) == (full.actions, full.rows), seed
     assert complete > FLEETS // 6
     assert credited > complete + FLEETS // 6
 
 
-def test_a_cluster_that_it_credited_can_lose_machines_to_another_one() -> None:
+def test_a_cluster_that_it_credited_can_lose_machines_to_another_one(loops: PodLoops | None) -> None:
     """The hosts of a cluster are made with their claims when another cluster looks for victims."""
     preempted = 0
     for seed in range(FLEETS):
@@ -71,20 +81,21 @@ def test_a_cluster_that_it_credited_can_lose_machines_to_another_one() -> None:
         options = replace(drawn.options, reported=frozenset({"ca", "cb", "cc"}))
         if not demand or not machines:
             continue
-        kept, full = _decided(Snapshot.of(machines), demand, options), decide(Snapshot.of(machines), demand, options)
+        kept = _decided(Snapshot.of(machines), demand, options, loops)
+        full = decide(Snapshot.of(machines), demand, options)
         assert (kept.actions, kept.rows) == (full.actions, full.rows), seed
         preempted += sum(len(row.victims) for row in kept.rows)
     assert preempted
 
 
-def test_actions_are_counted_and_found_without_being_made() -> None:
+def test_actions_are_counted_and_found_without_being_made(loops: PodLoops | None) -> None:
     """What a decision says of its actions in columns is what the actions say, read one by one or all in turn."""
     kinds: Counter[ActionKind] = Counter()
     for seed in range(FLEETS // 3):
         drawn = fleet(seed, machines_max=60, rows_max=6)
         options = replace(drawn.options, reported=frozenset({"ca", "cb", "cc"}))
         view = ColumnStore.from_snapshot(drawn.snapshot).snapshot()
-        actions = PodEngine().decide(view, drawn.demand, options).actions
+        actions = PodEngine(loops=loops).decide(view, drawn.demand, options).actions
         assert isinstance(actions, PodActions)
         made = list(actions)
         assert [actions[place] for place in range(len(actions))] == made, seed
@@ -95,7 +106,7 @@ def test_actions_are_counted_and_found_without_being_made() -> None:
     assert kinds.keys() >= {ActionKind.BOOTSTRAP, ActionKind.PROVISION, ActionKind.RECLAIM}
 
 
-def test_excess_machines_are_reclaimed_by_cluster_price_and_what_they_would_cost() -> None:
+def test_excess_machines_are_reclaimed_by_cluster_price_and_what_they_would_cost(loops: PodLoops | None) -> None:
     """Of machines of one price, the one whose reclamation costs most goes first, then the lowest id, as on objects."""
     rng = random.Random(1)
     machines = [
@@ -113,6 +124,7 @@ def test_excess_machines_are_reclaimed_by_cluster_price_and_what_they_would_cost
         for name in ("ca", "cb")
     )
     options = Options(now_seconds=0.0, reported=frozenset({"ca", "cb"}))
-    kept, full = _decided(Snapshot.of(machines), demand, options), decide(Snapshot.of(machines), demand, options)
+    kept = _decided(Snapshot.of(machines), demand, options, loops)
+    full = decide(Snapshot.of(machines), demand, options)
     assert kept.actions == full.actions
     assert len(kept.actions) == len(machines) - len(demand)

@@ -1,12 +1,13 @@
 """What the engine over pods remembers changes nothing: after any changes it decides what it would decide without it."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from bigfleet.compositions.targets import targets_of
+from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey
 from bigfleet.engine.shapes.decide import decide
@@ -16,6 +17,7 @@ from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
+from bigfleet.shard.sessions.demand import NeedsTable
 from tests.engine.shapes.shape_fleets import TYPES, Drawn, fleet, machine, need
 
 LIVES = 300
@@ -32,13 +34,16 @@ _ENDS = {
 class Life:
     """One store and one engine through a history, and the plain objects that they must agree with."""
 
-    def __init__(self, first: Drawn, rng: random.Random) -> None:
+    def __init__(self, first: Drawn, rng: random.Random, *, is_reported: bool) -> None:
+        """With `is_reported`, rows come from a demand table, which reads them into columns."""
         self.machines = {m.id: m for m in first.machines}
         self.since: dict[MachineId, float] = {}
         self.demand: tuple[Need, ...] = first.demand
         self.options: Options = first.options
         self.rng = rng
-        self.store, self.engine = ColumnStore(), PodEngine()
+        loops = pod_credit if rng.random() < 0.5 else None
+        self.store, self.engine = ColumnStore(), PodEngine(loops=loops)
+        self.table = NeedsTable() if is_reported else None
         for one in first.machines:
             self.store.insert(one)
 
@@ -50,10 +55,19 @@ class Life:
             self.since[one.id] = self.options.now_seconds
         self.store.insert(one, self.since.get(one.id))
 
+    def rows(self) -> Sequence[Need]:
+        """Return the demand as the engine gets it."""
+        if self.table is None:
+            return self.demand
+        for cluster in sorted({row.cluster for row in self.demand} | self.table.clusters):
+            self.table.replace(cluster, [row for row in self.demand if row.cluster == cluster], now_unix_nanos=1)
+        return self.table.in_list_order()
+
     def decide(self) -> Decision:
         """Return the decision with memory, which equals the one without."""
-        kept = self.engine.decide(self.store.snapshot(), self.demand, self.options)
-        full = decide(Snapshot.of(self.machines.values(), self.since), self.demand, self.options)
+        rows = self.rows()
+        kept = self.engine.decide(self.store.snapshot(), rows, self.options)
+        full = decide(Snapshot.of(self.machines.values(), self.since), tuple(rows), self.options)
         assert kept.actions == full.actions
         assert kept.rows == full.rows
         return kept
@@ -118,23 +132,25 @@ class Life:
 def lives(first: int, count: int) -> Iterator[Life]:
     """Return the lives of some seeds."""
     for seed in range(first, first + count):
-        yield Life(fleet(seed), random.Random(seed))
+        yield Life(fleet(seed), random.Random(seed), is_reported=seed % 2 == 1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
 def test_memory_changes_no_decision(part: int) -> None:
-    kept = 0
+    kept = read = 0
     for life in lives(part * 1000, LIVES // 6):
         for step in range(STEPS):
             decision = life.decide()
             kept += len(life.engine.retained)
+            read += life.table is not None and life.table.in_list_order().columns is not None
             if step % 2 == 0:
                 for action in decision.actions:
                     life.carry_out(action)
             else:
                 life.change()
     assert kept > LIVES // 6, "clusters were hardly ever kept: the test would show nothing"
+    assert read > LIVES // 6, "hardly any rows were read into columns"
 
 
 def test_a_cluster_that_nothing_touched_is_not_decided_on_again() -> None:
@@ -144,7 +160,7 @@ def test_a_cluster_that_nothing_touched_is_not_decided_on_again() -> None:
             for action in life.decide().actions:
                 life.carry_out(action)
         first = life.decide()
-        again = life.engine.decide(life.store.snapshot(), life.demand, life.options)
+        again = life.engine.decide(life.store.snapshot(), life.rows(), life.options)
         for place, row in enumerate(first.rows):
             if row.need.cluster in life.engine.retained:
                 complete += 1

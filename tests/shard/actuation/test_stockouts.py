@@ -1,18 +1,20 @@
 """Stockouts: a pool without capacity is left alone by all rows and probed once per back-off; its rows are short."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from bigfleet.engine.decision import CapacityPool
-from bigfleet.model.frames import BootstrapResponse, UnmetReason
+from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.need import Need
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, RefusalKind, TransitionAck
+from bigfleet.rpc.wire.list_response import unreadable
+from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, RefusalKind, ShardSettings, TransitionAck
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 S = MachineState
@@ -286,3 +288,117 @@ async def test_a_provider_that_takes_back_each_accepted_configure_is_asked_ever_
     provider.settle()
     await world.cycle()
     assert world.state("m0") is S.CONFIGURED
+
+
+@dataclass
+class AnswersBadly(ScriptedProvider):
+    """Answers each Configure with noise, too late, or not at all, and does nothing; sound machines are configured."""
+
+    how: str = "noise"
+    sound: set[str] = field(default_factory=set)
+
+    async def configure(
+        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
+    ) -> TransitionAck:
+        if machine_id in self.sound:
+            return await super().configure(machine_id, cluster, blob, metadata, token)
+        self.calls.append(("configure", machine_id, token.sequence))
+        if self.how == "too late":
+            await asyncio.sleep(2 * ShardSettings().execute_timeout_seconds)
+        raise (
+            unreadable("TransitionAck")
+            if self.how == "noise"
+            else ProviderRefusal(RefusalKind.of_status("UNAVAILABLE"), "the connection broke")
+        )
+
+
+async def configures(world: World, provider: AnswersBadly, seconds: float) -> list[str]:
+    """Cycle every ten seconds; return the machines whose Configure was called."""
+    first = len(provider.calls)
+    for _ in range(int(seconds / CYCLE_SECONDS)):
+        await world.cycle()
+        provider.settle()
+        await world.shard._clock.sleep(CYCLE_SECONDS)
+    return [name for _method, name, _sequence in provider.calls[first:]]
+
+
+@pytest.mark.rule("shard 9.8/4")
+@pytest.mark.parametrize("how", ["noise", "too late", "connection"])
+async def test_a_machine_whose_configures_get_no_usable_answer_is_asked_ever_less(how: str) -> None:
+    """Three in a row set it aside for 12 min, then 24 min, 48 min and 1 h, and no bootstrap data is asked for."""
+    provider = AnswersBadly(how=how)
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    operator = world.connect("c1")
+    operator.report(need("c1", "4"))
+    assert await configures(world, provider, 600) == ["m0"] * 3
+    assert len([each for each in operator.frames if isinstance(each, BootstrapRequest)]) == 3
+    assert not world.shard.view.needs[0].satisfied
+
+    # 12, 36, 84 and 144 minutes after the third one.
+    assert len(await configures(world, provider, 3 * 3600)) == 4
+    provider.sound.add("m0")
+    await configures(world, provider, 3600)
+    assert world.state("m0") is S.CONFIGURED
+
+
+@pytest.mark.rule("shard 9.8/4")
+@pytest.mark.parametrize("how", ["noise", "too late", "connection"])
+async def test_another_machine_is_used_when_a_configure_gets_no_usable_answer(how: str) -> None:
+    """It is configured in the first cycle that sees the outcome, although its price is higher."""
+    provider = AnswersBadly(how=how, sound={"m1"})
+    provider.add(machine("m0", S.IDLE), machine("m1", S.IDLE, price_usd_per_hour=2.0))
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    assert await configures(world, provider, 600) == ["m0", "m1"]
+    assert world.state("m1") is S.CONFIGURED
+
+
+async def test_an_outage_of_the_provider_does_not_set_a_machine_aside() -> None:
+    """A machine that was being configured in it is configured as soon as the provider answers again."""
+    provider = AnswersBadly(how="connection")
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    await world.cycle()
+    provider.list_fails = True
+    assert await configures(world, provider, 600) == []
+    provider.list_fails = False
+    provider.sound.add("m0")
+    assert await configures(world, provider, 60) == ["m0"]
+    assert world.state("m0") is S.CONFIGURED
+
+
+@pytest.mark.rule("shard 9.8/4")
+async def test_the_first_machine_that_works_again_ends_the_waits_of_the_others() -> None:
+    """After a repair of the provider; a machine that is broken itself is tried once, and waits for longer then."""
+    provider = AnswersBadly()
+    provider.add(machine("broken", S.IDLE), machine("m0", S.IDLE, zone="z0"), machine("m1", S.IDLE, zone="z1"))
+    world = World(provider)
+    operator = world.connect("c1")
+    operator.report(need("c1", "12"))
+    await configures(world, provider, 600)
+    assert world.metric("machines_set_aside") == 3
+    # Two are repaired while they wait; m0 is the first whose wait ends.
+    provider.sound.update(("m0", "m1"))
+    world.shard.stockouts._aside[MachineId("m0")].until_seconds -= 600
+    tried = await configures(world, provider, 60)
+    assert (tried[0], sorted(tried)) == ("m0", ["broken", "m0", "m1"])
+    assert [world.state(name) for name in ("m0", "m1", "broken")] == [S.CONFIGURED, S.CONFIGURED, S.IDLE]
+    assert world.metric("machines_set_aside") == 1
+    assert await configures(world, provider, 1380) == []
+    assert await configures(world, provider, 120) == ["broken"]
+
+
+async def test_a_configure_of_a_machine_that_left_the_shard_is_forgotten() -> None:
+    """A machine that is handed over while it is Configuring is not seen to end that."""
+    provider = AnswersBadly(sound={"m0"})
+    provider.add(machine("m0", S.IDLE))
+    world = World(provider)
+    world.connect("c1").report(need("c1", "4"))
+    await world.cycle()
+    assert world.shard.stockouts._configured == {"m0"}
+    world.shard.ingest.drop(MachineId("m0"))
+    del provider.records[MachineId("m0")]
+    await world.cycle()
+    assert world.shard.stockouts._configured == set()

@@ -14,6 +14,7 @@ from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.inventory.ingest import REJECTIONS_LOGGED_MAX
 from bigfleet.shard.inventory.record_checks import LABELS_MAX, RESOURCE_NAMES_MAX, TEXT_BYTES_MAX, record_fault
+from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.reconcile.new_machines import NEW_MIN
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.world import ScriptedProvider, World, machine
@@ -48,10 +49,10 @@ HOSTILE: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_record_outside_of_the_limits_has_a_fault_of_bounded_length(case: str) -> None:
     """The sentence names no more than a part of what is too long."""
-    fault = record_fault(replace(SOUND, **HOSTILE[case]))
+    fault = record_fault(ListedMachine(replace(SOUND, **HOSTILE[case]), {}))
     assert fault is not None
     assert len(fault[1]) < 200
-    assert record_fault(SOUND) is None
+    assert record_fault(ListedMachine(SOUND, {})) is None
 
 
 def hostile_records() -> list[Machine]:
@@ -66,13 +67,15 @@ async def test_hostile_records_are_rejected_and_the_others_are_taken(others: int
     """The first List has them among sound ones, as bytes; the count names the reason."""
     honest = [machine(f"h{number}", S.IDLE) for number in range(others)]
     world = World(ScriptedProvider())
-    records = [machine_to_wire(each, {}) for each in (*hostile_records(), *honest)]
+    # Each of its labels is within the limits.
+    large = machine("large", S.IDLE, labels={f"k{number}": "x" * 1_000 for number in range(200)})
+    records = [machine_to_wire(each, {}) for each in (*hostile_records(), large, *honest)]
     content = provider_pb2.MachineList(machines=records).SerializeToString()
     world.provider.listings.append(await read_listing(content, LoopClock()))
     await world.shard.reconciler.run()
 
     assert {each.id for each in world.shard.inventory} == {each.id for each in honest}
-    assert world.metric("machines_rejected_total", reason="limits") == len(HOSTILE) - 1
+    assert world.metric("machines_rejected_total", reason="limits") == len(HOSTILE)
     assert world.metric("machines_rejected_total", reason="price") == 1
 
 

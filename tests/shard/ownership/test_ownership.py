@@ -15,7 +15,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.outcomes import ActionOutcome
 from bigfleet.shard.ownership.handover import MayYetSucceed
 from bigfleet.shard.ownership.ownership import Ownership
-from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.ports import Listing, OversizedRecord, ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.ownership.handover_shard import OTHER, HandoverShard, adopt, drain, idle, instruction, release, serve
 from tests.shard.world import need
@@ -294,3 +294,23 @@ async def test_a_shard_that_is_told_nothing_has_no_row_and_writes_nothing(make: 
 
     assert shard.file._connection.total_changes == changes_before
     assert OTHER not in repr(shard.owned)
+
+
+@pytest.mark.rule("shard 5.3/5", "shard 5.3/13")
+async def test_a_bound_machine_of_a_domain_stays_when_its_record_is_too_large(make: Any) -> None:
+    """The record is rejected; its zone was not read, so that it does not say whose the machine is."""
+    shard = make()
+    serve(shard, "a", priority=1)
+    shard.provider.records["a"] = replace(shard.provider.records["a"], zone="za")
+    await told(shard, AssignDomain(Domain("topology.kubernetes.io/zone", "za")))
+    await shard.world.cycle()
+    assert shard.world.state("a") is S.CONFIGURED
+
+    records = [each for each in (await shard.provider.list(b"")).records if each.machine.id != "a"]
+    oversized = OversizedRecord.of(MachineId("a"), 200_000)
+    shard.provider.listings.append(Listing(records=[*records, oversized], revision=b""))
+    await shard.world.cycle()
+
+    assert "a" in shard.holds()
+    assert shard.world.state("a") is S.CONFIGURED
+    assert shard.world.metric("machines_rejected_total", reason="limits") == 1

@@ -3,10 +3,12 @@
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.wire.gen import provider_pb2
-from bigfleet.rpc.wire.list_response import RECORD_BYTES_MAX, read_listing
+from bigfleet.rpc.wire.list_response import read_listing
+from bigfleet.shard.inventory.record_checks import RECORD_BYTES_MAX
 from bigfleet.shard.ports import Listing, ShardSettings
 from bigfleet.shard.reconcile.reconciler import CURSOR_BYTES_MAX
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -58,6 +60,9 @@ async def test_of_a_record_of_megabytes_the_id_is_read_and_its_machine_stays() -
     assert huge.ByteSize() > RECORD_BYTES_MAX
     content = provider_pb2.MachineList(machines=[huge]).SerializeToString()
     provider.listings.append(await read_listing(content, LoopClock()))
-    await world.cycle()
+    with structlog.testing.capture_logs() as logs:
+        await world.cycle()
     assert world.machine("m0").zone == "z1"
-    assert world.metric("machines_rejected_total", reason="structural") == 1
+    assert world.metric("machines_rejected_total", reason="limits") == 1
+    (rejection,) = [each for each in logs if each["event"] == "inventory.record_rejected"]
+    assert rejection["error"] == f"the record has {huge.ByteSize():,} bytes, at most 131,072 are allowed"

@@ -15,10 +15,12 @@ from bigfleet.model.frames import (
     Acknowledgement,
     MalformedMessage,
 )
+from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
-from bigfleet.model.shapes import Overhead
+from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.sessions import demand_columns
 from bigfleet.shard.sessions.demand import RollUpOutcome
 from bigfleet.shard.sessions.rollup_intake import ROWS_ON_LOOP_MAX
 from tests.shard.world import FakeOperator, Offer, ScriptedProvider, World, machine, need
@@ -329,8 +331,12 @@ class Apart:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.works = 0
+        #: What comes after so many works waits for the gate to be opened again.
+        self.closes_after: int | None = None
 
     async def __call__(self, work: Callable[[], Any]) -> Any:
+        if self.works == self.closes_after:
+            self.gate.clear()
         self.works += 1
         await self.gate.wait()
         return work()
@@ -358,6 +364,36 @@ async def test_a_large_roll_up_is_read_off_the_loop_and_in_its_turn() -> None:
     apart.gate.set()
     assert [ack.rollup_timestamp_unix_nanos for ack in await acks(slow, ECHO_ROLLUP)] == [1, 2]
     assert len(world.shard.intake.table.rows_of("c1")) == 200
+    world.shard.stop_sessions()
+    await asyncio.gather(*lanes)
+
+
+async def test_rows_of_a_large_roll_up_are_read_into_columns_off_the_loop() -> None:
+    """It is in force and acknowledged before, and the loop serves other sessions meanwhile."""
+    apart = Apart()
+    apart.gate.set()
+    world = World(compute=apart)
+    slow, quick = world.connect("c1"), world.connect("c2")
+    lanes = [asyncio.create_task(world.shard.serve_rollups(each.session)) for each in (slow, quick)]
+    content = tuple(
+        replace(each, shapes=(DemandShape(each.min_unit, 4),)) for each in rows(demand_columns.ROWS_AT_ONCE_MAX + 1)
+    )
+    apart.closes_after = 2  # its digest, its rows
+    world.shard.sessions.receive_rollup(slow.session, Offer("c1", content, 1))
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(slow, ECHO_ROLLUP)] == [1]
+    table = world.shard.intake.table
+    assert (apart.works, len(table.rows_of("c1"))) == (3, len(content))
+    assert table.unread_rows_of("c1") is not None
+    world.shard.sessions.receive_rollup(quick.session, Offer("c2", (replace(content[0], cluster=ClusterId("c2")),), 3))
+    assert [ack.rollup_timestamp_unix_nanos for ack in await acks(quick, ECHO_ROLLUP)] == [3]
+    assert table.unread_rows_of("c1") is not None
+
+    apart.gate.set()
+    await acks(slow, ECHO_ROLLUP)
+    assert table.unread_rows_of("c1") is None
+    world.shard.sessions.receive_rollup(slow.session, Offer("c1", content, 4))
+    await acks(slow, ECHO_ROLLUP)
+    assert apart.works == 3, "nothing is read of an unchanged one"
     world.shard.stop_sessions()
     await asyncio.gather(*lanes)
 

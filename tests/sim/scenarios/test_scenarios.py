@@ -326,6 +326,22 @@ def test_a_planted_defect_is_found(name: str, cycles: int, make_shard: Callable[
     assert any(told in fault for fault in planted.faults), planted.faults
 
 
+def two_at_a_time() -> Scenario:
+    """Return the scenario `shrink` with clusters that just may lose two machines at once: a twentieth of forty."""
+    scenario = shortened(scenario_of("shrink"), 8)
+    stock = tuple(msgspec.structs.replace(each, count=40) for each in scenario.machines)
+    return msgspec.structs.replace(scenario, machines=stock, must_hold=(TRUE,))
+
+
+@pytest.mark.parametrize(("fraction", "is_found"), [(0.05, False), (0.075, True)])
+def test_the_reclaim_cap_is_that_of_the_machines_before_the_first_drain(fraction: float, is_found: bool) -> None:
+    """By the time that a decision is seen, its first drain has begun: the cluster has 39 machines left."""
+    outcome = run_scenario(two_at_a_time(), name="shrink", make_shard=with_settings(reclaim_cap_fraction=fraction))
+
+    assert outcome.actions["reclaim"] >= 2
+    assert any("S8" in fault for fault in outcome.faults) == is_found, outcome.faults
+
+
 def test_a_reclaim_of_what_is_needed_is_churn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where operators do not look whether pods fit elsewhere, a machine that a row holds goes and is replaced."""
     monkeypatch.setattr(pods.PodCluster, "do_not_fit", lambda _self, _machine_id: [])

@@ -20,6 +20,7 @@ from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 AUTHORITY: Final = "ca"
 _FORCE_ADVICE: Final = "--force creates all files again"
 _AWAY: Final = f"remove it with its key, or {_FORCE_ADVICE}"
+_READ_ADVICE: Final = "put a readable file in its place, or remove it and use --force, which creates all files again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ def _read(path: Path) -> bytes:
     try:
         return read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
-        raise UsageFault(f"{path}: {error.strerror}") from error
+        raise UsageFault(f"{path}: {error.strerror}; {_READ_ADVICE}") from error
 
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:

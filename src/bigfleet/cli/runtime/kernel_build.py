@@ -38,7 +38,7 @@ _COLUMNAR: Final = "bigfleet.engine.columnar.kernels"
 KERNEL_MODULES: Final = (
     *(f"{_COLUMNAR}.{name}" for name in ("base", "gang_domains", "credit", "acquisition", "preemption")),
     "bigfleet.planner.compiled",
-    *(f"{_COLUMNAR}.{name}" for name in ("earmark_replay", "sweeps")),
+    *(f"{_COLUMNAR}.{name}" for name in ("earmark_replay", "sweeps", "pod_credit")),
     "bigfleet.recording.kernel",
 )
 #: Lets the engine that decides on the same cores go first.

@@ -21,7 +21,7 @@ import msgspec
 
 MANIFEST: Final = "manifest.json"
 #: Functions that Numba compiles; each has an index file in a complete set.
-KERNELS: Final = 46
+KERNELS: Final = 51
 #: What `examine` says of a directory without a manifest.
 INCOMPLETE: Final = "there is no manifest.json"
 

@@ -201,3 +201,50 @@ class Scratch(NamedTuple):
     queue: Int32s  # N: candidates of the row at hand, in order
     following: Int32s  # N: place of the next candidate of the same domain, -1
     preference: Floats  # N
+
+
+class PodHosts(NamedTuple):
+    """Hosts of a decision over pods by cluster, each in hosting order; K kinds of hosts, T totals. Read only."""
+
+    first: Int64s  # C + 1: where the hosts of each cluster begin
+    row: Int64s  # H: row of the view
+    kind: Int32s  # H
+    total_of: Int64s  # K: place in totals
+    access_of: Int64s  # K: column of is_allowed
+    totals: Int64s  # T x D: room of an empty host
+
+
+class PodGroups(NamedTuple):
+    """Groups of pods by cluster, in the order in which they are placed; G groups, Q requests. Read only."""
+
+    first: Int64s  # C + 1: where the groups of each cluster begin
+    number: Int64s  # G: place in requests
+    requests: Int64s  # Q x D
+    counts: Int64s  # G
+    limits: Int64s  # G: most pods on one host
+    access: Int64s  # G: row of is_allowed
+    is_allowed: Bytes  # accesses x kinds of access
+
+
+class PodPlaces(NamedTuple):
+    """Where pods are placed. Written."""
+
+    is_claimed: Bytes  # N: by row of the view
+    left: Int64s  # G: pods without a place
+    first_claim: Int64s  # G + 1: where the claims of each group begin
+
+
+class PodClaims(NamedTuple):
+    """Claims of pods, as many as there is room for. Written."""
+
+    host: Int32s
+    pods: Int64s
+
+
+class OpenHosts(NamedTuple):
+    """What placing the pods of one cluster remembers. Written."""
+
+    hosts: Int64s  # hosts that were looked at and may have room for what follows, in hosting order
+    rooms: Int64s  # hosts x D: what is left of them
+    least: Int64s  # groups + 1 x D: the least request of each group of the cluster and those after it
+    full_until: Int64s  # Q: a host before which none of the cluster holds a pod, or one of an earlier cluster

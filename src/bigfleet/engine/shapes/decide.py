@@ -80,8 +80,10 @@ class Conclusion:
     reclaimed: list[Reclaimed]
     #: Machines of which something is claimed or that a target keeps, Idle ones among them.
     claimed: Set[str]
-    #: By the place of the row in the demand.
+    #: By the place of the row in the demand; without the rows of `complete`.
     results: dict[int, RowResult]
+    #: By cluster, in list order: those of clusters that credit on columns served whole.
+    complete: dict[str, Sequence[RowResult]]
     #: Configured machines that no row and no target keeps, in keep-priority order, by cluster; of the clusters that
     #: were decided on.
     excess: dict[str, Sequence[MachineId]]
@@ -114,10 +116,10 @@ def conclude(
     ]
     excess_machines = reclaimed(fleet, found)
     results = dict(_results(outcomes, fleet, bound))
-    for claims in complete.values():
-        results.update(claims.results())
     on_phase(Phase.RECLAIM)
-    return Conclusion(actions, excess_machines, claimed, results, found)
+    return Conclusion(
+        actions, excess_machines, claimed, results, {name: claims.results() for name, claims in complete.items()}, found
+    )
 
 
 def _excess(

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes.choice import PodPrices, Prices, reference_prices
+from bigfleet.engine.shapes.columns.loops import PodLoops
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.columns.rows import RowsInColumns
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
@@ -152,6 +153,8 @@ class DecisionState:
     columns: ColumnMachines | None = None
     #: The rows of `clusters` in columns, if the machines are; there may be rows of others.
     read: RowsInColumns | None = None
+    #: Compiled loops; None for arrays alone. Both give one answer.
+    loops: PodLoops | None = None
     options: Options
     dimensions: Dimensions
     rooms: Rooms

@@ -5,7 +5,7 @@ While none of these changes, its rows keep their results. The answer equals that
 results only save work.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Final, Generic, TypeVar
@@ -23,11 +23,15 @@ from bigfleet.engine.decision import (
     RowResult,
     unheard,
 )
-from bigfleet.engine.parking import stamp_parked, with_members_of
+from bigfleet.engine.demand_order import ListedRows
+from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.columns.actions import PodActions
+from bigfleet.engine.shapes.columns.listed import ClusterRows, ClustersInList
+from bigfleet.engine.shapes.columns.loops import PodLoops
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
-from bigfleet.engine.shapes.columns.rows import RowsInColumns, names_of, row_columns
+from bigfleet.engine.shapes.columns.results import PodRows
+from bigfleet.engine.shapes.columns.rows import RowsInColumns, in_order, names_of, row_columns
 from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster
@@ -53,7 +57,7 @@ class _CompleteCluster:
     cluster: ClusterState
     needs: tuple[Need, ...]
     #: In the order of `needs`.
-    results: tuple[RowResult, ...]
+    results: Sequence[RowResult]
     #: Its machines that nothing needs, in keep-priority order.
     excess: Sequence[MachineId]
     overheads: tuple[Overhead, ...]
@@ -70,13 +74,33 @@ class _Asked:
     ages: Mapping[ParkingKey, int]
     by_cluster: Mapping[str, _Needs]
     names: tuple[str, ...]
-    #: All rows; None where clusters are stored, of most of which nothing has to be read.
+    #: All rows; None where clusters are stored, of most of which nothing has to be read, and where rows were read when
+    #: they arrived.
     columns: RowsInColumns | None
 
-    def columns_of(self, clusters: Iterable[str]) -> RowsInColumns:
+    @classmethod
+    def of(cls, demand: Sequence[Need], ages: Mapping[ParkingKey, int], *, is_stored: bool) -> "_Asked":
+        """Arrange a demand; `is_stored` says whether clusters are stored."""
+        needs = stamp_parked(list(demand), ages) if ages else demand
+        if isinstance(demand, ListedRows) and demand.columns is not None:
+            listed = demand.columns
+            by_cluster = ClustersInList(listed, needs, are_stamped=bool(ages))
+            return cls(demand, needs, dict(ages), by_cluster, in_order(listed.names()), None)
+        columns = None if is_stored else row_columns(needs)
+        names = names_of(needs) if columns is None else columns.names
+        return cls(demand, needs, dict(ages), needs_by_cluster(needs), names, columns)
+
+    def needs_of(self, cluster: str) -> tuple[Need, ...]:
+        """Return a cluster's rows in list order."""
+        rows = self.by_cluster[cluster]
+        return rows.needs if isinstance(rows, ClusterRows) else tuple([need for _, need in rows])
+
+    def columns_of(self, clusters: Collection[str]) -> RowsInColumns:
         """Return the rows of some clusters, there may be rows of others."""
         if self.columns is not None:
             return self.columns
+        if isinstance(self.by_cluster, ClustersInList) and clusters:
+            return self.by_cluster.columns_of(clusters, self.names)
         rows = sorted((row for name in clusters for row in self.by_cluster[name]), key=itemgetter(0))
         return row_columns([need for _, need in rows], [position for position, _ in rows])
 
@@ -91,7 +115,7 @@ class _Last:
     actions: Sequence[Action]
     reclaimed: Sequence[Reclaimed]
     claimed: Set[str]
-    rows: tuple[RowResult, ...]
+    rows: PodRows
 
     def answers(self, needs: Sequence[Need], options: Options) -> bool:
         """Return whether a decision on the same machines differs in its releases at most.
@@ -102,16 +126,19 @@ class _Last:
         return (
             replace(options, now_seconds=known.now_seconds, parking_ages=known.parking_ages) == known
             and len(needs) == len(self.needs)
-            and all(need is other or need == other for need, other in zip(needs, self.needs, strict=True))
+            and (needs is self.needs or all(a is b or a == b for a, b in zip(needs, self.needs, strict=True)))
         )
 
 
 class PodEngine:
     """Decides from columns. One engine serves one caller at a time; equal input gives equal answers from any engine."""
 
-    def __init__(self, *, is_incremental: bool = True) -> None:
-        """Make an engine that knows nothing yet; without `is_incremental` it never does."""
-        self._is_incremental = is_incremental
+    def __init__(self, *, is_incremental: bool = True, loops: PodLoops | None = None) -> None:
+        """Make an engine that knows nothing yet; without `is_incremental` it never does.
+
+        With `loops`, plain clusters are credited in compiled code.
+        """
+        self._is_incremental, self._loops = is_incremental, loops
         self._machines: ColumnMachines | None = None
         self._asked: _Asked | None = None
         self._rooms: Rooms | None = None
@@ -171,11 +198,12 @@ class PodEngine:
         assert asked is not None, "the demand was arranged before"
         assert rooms is not None, "what all clusters share was looked at before"
         assert dimensions is not None, "what all clusters share was looked at before"
-        changed = {name: needs for name, needs in asked.by_cluster.items() if name not in previous}
+        changed = {name: asked.by_cluster[name] for name in asked.by_cluster if name not in previous}
         fleet = DecisionState(
             machines=machines,
             columns=machines,
             read=asked.columns_of(changed),
+            loops=self._loops,
             options=options,
             dimensions=dimensions,
             rooms=rooms,
@@ -204,7 +232,7 @@ class PodEngine:
             actions=PodActions(
                 view, last.actions, last.reclaimed, tuple(releases(self._machines, last.claimed)), options.unjoined
             ),
-            rows=with_members_of(demand, last.rows, options.parking_ages),
+            rows=last.rows.with_members_of(demand, options.parking_ages),
             basis=Basis(demand=tuple(demand), options=options, snapshot=lambda: snapshot_of(view)),
         )
 
@@ -225,11 +253,7 @@ class PodEngine:
         """Return the demand with its parked rows stamped, by cluster."""
         asked = self._asked
         if asked is None or asked.demand is not demand or asked.ages != options.parking_ages:
-            needs = stamp_parked(list(demand), options.parking_ages)
-            columns = None if is_stored else row_columns(needs)
-            names = names_of(needs) if columns is None else columns.names
-            ages = dict(options.parking_ages)
-            asked = self._asked = _Asked(demand, needs, ages, needs_by_cluster(needs), names, columns)
+            asked = self._asked = _Asked.of(demand, options.parking_ages, is_stored=is_stored)
         return asked
 
     def _look(self, machines: ColumnMachines, options: Options) -> bool:
@@ -286,14 +310,10 @@ class PodEngine:
         cluster.known = machines.known_shapes
         return True
 
-    def _rows(
-        self, asked: _Asked, previous: Mapping[str, _CompleteCluster], answer: Conclusion
-    ) -> tuple[RowResult, ...]:
-        results = dict(answer.results)
-        for name, one in previous.items():
-            for (position, _need), result in zip(asked.by_cluster[name], one.results, strict=True):
-                results[position] = result
-        return tuple(results[position] for position in range(len(results)))
+    def _rows(self, asked: _Asked, previous: Mapping[str, _CompleteCluster], answer: Conclusion) -> PodRows:
+        parts = [(asked.by_cluster[name], one.results) for name, one in previous.items()]
+        parts += [(asked.by_cluster[name], results) for name, results in answer.complete.items()]
+        return PodRows(asked.needs, answer.results, parts, {})
 
     def _store(
         self, fleet: DecisionState, asked: _Asked, answer: Conclusion, previous: dict[str, _CompleteCluster]
@@ -302,12 +322,14 @@ class PodEngine:
         for name, cluster in fleet.clusters.items():
             if not _is_complete(cluster, fleet):
                 continue
-            needs = asked.by_cluster[name]
             cluster.known = fleet.machines.known_shapes
+            results = answer.complete.get(name)
+            if results is None:
+                results = tuple([answer.results[place] for place, _ in asked.by_cluster[name]])
             previous[name] = _CompleteCluster(
                 cluster=cluster,
-                needs=tuple(need for _, need in needs),
-                results=tuple(answer.results[position] for position, _ in needs),
+                needs=asked.needs_of(name),
+                results=results,
                 excess=answer.excess.get(name, ()),
                 overheads=fleet.options.overheads.get(name, ()),
                 target=fleet.options.targets.get(name),

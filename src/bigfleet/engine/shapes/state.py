@@ -275,8 +275,8 @@ class ClusterClaims(Protocol):
         """Return the Configured machines of the cluster that nothing claims, in keep-priority order."""
         ...
 
-    def results(self) -> Iterable[tuple[int, RowResult]]:
-        """Return the position and the result of each row; all pods of the cluster have a place."""
+    def results(self) -> Sequence[RowResult]:
+        """Return the results of the rows in list order; all pods of the cluster have a place."""
         ...
 
 

@@ -14,18 +14,15 @@ from google.protobuf.message import DecodeError
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
-from bigfleet.model.machine import Machine
-from bigfleet.model.states import MachineState
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.repeated_fields import cut
 from bigfleet.rpc.wire.split_records import RecordSplitter
-from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, RefusalKind
+from bigfleet.shard.inventory.record_checks import RECORD_BYTES_MAX
+from bigfleet.shard.ports import ListedMachine, Listing, OversizedRecord, ProviderRefusal, RefusalKind
 
 #: Fields that are found before other tasks get their turn, some milliseconds of work.
 _FIELDS_PER_TURN_MAX = 2_000
-#: Bytes of one record; of a larger one only the id is read.
-RECORD_BYTES_MAX = 128 * 1024
 #: The tag of `MachineList.machines`: field 1, length-delimited.
 _MACHINES_TAG = 0x0A
 
@@ -54,8 +51,8 @@ class ListedRecords(Sequence[ListedMachine]):
         except DecodeError as error:
             raise unreadable("MachineList") from error
         if len(content) > RECORD_BYTES_MAX:
-            # Seen, and without a state, so that the inventory rejects it: to read all would hold up the loop.
-            return ListedMachine(Machine(id=MachineId(message.id), state=MachineState.UNSPECIFIED), {})
+            # To read all of it would hold up the loop.
+            return OversizedRecord.of(MachineId(message.id), len(content))
         return ListedMachine(*machine_from_wire(message))
 
 

@@ -301,9 +301,10 @@ class Executors:
     def _configured(
         self, record: ActionRecord, stamped: Machine, profile: Profile, ack: TransitionAck | ActionOutcome
     ) -> ActionOutcome:
+        if not isinstance(ack, ActionOutcome) or ack is ActionOutcome.UNKNOWN_OUTCOME:
+            self._stockouts.configured(stamped.id)
         if isinstance(ack, ActionOutcome):
             return ActionOutcome.CONFIGURE_ERROR if ack is ActionOutcome.PROVIDER_ERROR else ack
-        self._stockouts.accepted(stamped.id)
         if not self._take(stamped.id, ack.record):
             return self._hold_invalid(stamped.id, record)
         shown = ack.record.machine

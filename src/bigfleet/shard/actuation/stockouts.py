@@ -33,8 +33,9 @@ FAILING_SECONDS = 600.0
 #: How long a machine that failed to bootstrap stays behind others, doubled to the maximum.
 ASIDE_FIRST_SECONDS = 180.0
 ASIDE_MAX_SECONDS = 3_600.0
-#: A machine whose provider took back so many accepted Configures in a row is set aside without another candidate, too.
-TAKEN_BACK = 3
+#: After so many Configures in a row that may have been applied and left a machine Idle, it is set aside without another
+#: candidate, too.
+WITHOUT_EFFECT = 3
 #: The code at the start of a Failed machine's text (docs/spec/provider.md §8).
 STOCKOUT_CODE = "STOCKOUT"
 
@@ -63,8 +64,15 @@ class _Aside:
     row: RowKey
     until_seconds: float
     next_seconds: float
-    #: Accepted Configures in a row that the provider took back.
-    taken_back: int
+    #: Configures in a row that were accepted, or whose outcome was not known, and that left the machine Idle.
+    without_effect: int
+    #: Whether a wait of it was ended because another machine worked again.
+    was_ended_early: bool
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the machine is set aside without another candidate, too."""
+        return self.without_effect >= WITHOUT_EFFECT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +96,8 @@ class Stockouts:
     #: Pools in which creations for a row failed, each with the second at which that is forgotten.
     _failing: dict[RowKey, dict[CapacityPool, float]] = field(default_factory=dict)
     _aside: dict[MachineId, _Aside] = field(default_factory=dict)
-    #: Machines whose Configure was accepted and has not ended.
-    _accepted: set[MachineId] = field(default_factory=set)
+    #: Machines with a Configure that was accepted, or whose outcome is not known, and that has not ended.
+    _configured: set[MachineId] = field(default_factory=set)
 
     # ---- what happened --------------------------------------------------------------------------------------------
 
@@ -128,17 +136,20 @@ class Stockouts:
                 _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
-    def accepted(self, machine_id: MachineId) -> None:
-        """The provider has accepted a Configure of this machine; what its answer shows is observed afterwards."""
-        self._accepted.add(machine_id)
+    def configured(self, machine_id: MachineId) -> None:
+        """The provider has accepted a Configure of this machine, or gave no answer that says what came of it.
+
+        What the provider shows of the machine is observed afterwards.
+        """
+        self._configured.add(machine_id)
 
     def observed(self, before: Machine, after: Machine | None) -> None:
         """The provider shows another state than the one before; None when it shows the machine no more."""
         if before.state is MachineState.CONFIGURING:
-            was_accepted = before.id in self._accepted
-            self._accepted.discard(before.id)
+            was_configured = before.id in self._configured
+            self._configured.discard(before.id)
             if after is not None:
-                self._bootstrap_ended(before, after, was_accepted=was_accepted)
+                self._bootstrap_ended(before, after, was_configured=was_configured)
         if before.state is not MachineState.CREATING:
             return
         if after is not None and after.state is MachineState.FAILED and _is_stockout(after.last_error):
@@ -178,20 +189,35 @@ class Stockouts:
             row = (str(machine.intended_cluster), machine.assigned_need_fingerprint, machine.assigned_group)
             self._failing.setdefault(row, {})[CapacityPool.of(machine)] = until_seconds
 
-    def _bootstrap_ended(self, before: Machine, after: Machine, *, was_accepted: bool) -> None:
+    def _bootstrap_ended(self, before: Machine, after: Machine, *, was_configured: bool) -> None:
         if after.state is MachineState.CONFIGURED:
-            self._aside.pop(before.id, None)
+            known = self._aside.pop(before.id, None)
+            if known is not None and known.is_repeated:
+                self._try_again()
         elif after.state is MachineState.IDLE:
             row = (str(before.cluster), before.assigned_need_fingerprint, before.assigned_group)
             known = self._aside.get(before.id)
             seconds = ASIDE_FIRST_SECONDS if known is None else known.next_seconds
             until_seconds = self.clock.monotonic_seconds() + seconds
-            taken_back = (0 if known is None else known.taken_back) + was_accepted
-            self._aside[before.id] = _Aside(row, until_seconds, min(2 * seconds, ASIDE_MAX_SECONDS), taken_back)
-            if was_accepted and taken_back >= TAKEN_BACK:
+            times = (0 if known is None else known.without_effect) + was_configured
+            was_ended_early = known is not None and known.was_ended_early
+            next_seconds = min(2 * seconds, ASIDE_MAX_SECONDS)
+            aside = self._aside[before.id] = _Aside(row, until_seconds, next_seconds, times, was_ended_early)
+            if was_configured and aside.is_repeated:
                 _log.warning(
-                    "machine.configures_taken_back", machine=before.id, times=taken_back, backoff_seconds=seconds
+                    "machine.configures_without_effect", machine=before.id, times=times, backoff_seconds=seconds
                 )
+
+    def _try_again(self) -> None:
+        """End the waits after repeated failures: a machine with such a wait works, so the provider's fault may be over.
+
+        Once for each machine, and the counts stay: one that fails again then waits twice as long as before.
+        """
+        now_seconds = self.clock.monotonic_seconds()
+        for aside in self._aside.values():
+            if aside.is_repeated and not aside.was_ended_early:
+                aside.until_seconds = min(aside.until_seconds, now_seconds)
+                aside.was_ended_early = True
 
     # ---- what follows ---------------------------------------------------------------------------------------------
 
@@ -218,6 +244,8 @@ class Stockouts:
         """
         now_seconds = self.clock.monotonic_seconds()
         self._forget_what_is_over(now_seconds)
+        # One that was held, handed over or drained meanwhile is not observed as the end of its Configure.
+        self._configured = {each for each in self._configured if _is_configuring(view, each)}
         for name, pool in self._pools.items():
             if now_seconds >= pool.until_seconds:
                 self._choose_probe(view, name, pool, is_pending)
@@ -225,10 +253,12 @@ class Stockouts:
         probes = (pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing)
         sold_out = frozenset(self._pools)
         waiting = {machine_id: each for machine_id, each in self._aside.items() if now_seconds < each.until_seconds}
+        repeated = sum(each.is_repeated and machine_id in view.rows for machine_id, each in waiting.items())
+        self.metrics.machines_set_aside.set(repeated)
         set_aside = frozenset(
             machine_id
             for machine_id, each in waiting.items()
-            if each.taken_back >= TAKEN_BACK
+            if each.is_repeated
             or (
                 (row := rows_of(each.row)) is not None
                 and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
@@ -279,6 +309,11 @@ class Stockouts:
     def failing(self) -> Mapping[RowKey, frozenset[CapacityPool]]:
         """Return the rows whose last creations failed, with the pools in which they did."""
         return {row: frozenset(pools) for row, pools in self._failing.items()}
+
+
+def _is_configuring(view: ColumnSnapshot, machine_id: MachineId) -> bool:
+    row = view.rows.get(machine_id)
+    return row is not None and int(view.columns.state[row]) == MachineState.CONFIGURING
 
 
 def _is_stockout(last_error: str) -> bool:

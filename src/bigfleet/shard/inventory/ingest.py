@@ -215,7 +215,7 @@ class Ingest:
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
         try:
-            fault = record_fault(shown)
+            fault = record_fault(record)
             if fault is not None:
                 raise InventoryRefusal(*fault)
             if known is None:

@@ -1,4 +1,4 @@
-"""Rejects provider records whose id, texts, counts or price are outside of the limits of docs/spec/provider.md §9.
+"""Rejects provider records whose size, id, texts, counts or price exceed the limits of docs/spec/provider.md §9.
 
 What a provider lists reaches logs, terminals, operators and the engine's vocabulary. A rejected record leaves the last
 good one in force; the others of the same List are taken.
@@ -10,20 +10,26 @@ from typing import Final
 
 from bigfleet.model.ids import control_character_in, identifier_fault
 from bigfleet.model.machine import InvariantFault, Machine
+from bigfleet.shard.ports import ListedMachine, OversizedRecord
 
+#: Bytes of one record; of a larger one only the id is read.
+RECORD_BYTES_MAX: Final = 128 * 1024
 TEXT_BYTES_MAX: Final = 1_024
 RESOURCE_NAMES_MAX: Final = 32
 LABELS_MAX: Final = 256
 
-#: The reason of a rejection for a text or a count.
+#: The reason of a rejection for a size, a text or a count.
 LIMITS: Final = "limits"
 
 
-def record_fault(machine: Machine) -> tuple[str, str] | None:
+def record_fault(record: ListedMachine) -> tuple[str, str] | None:
     """Return why a record is rejected, as a metric label and a sentence; None for a sound one."""
+    machine = record.machine
     fault = identifier_fault(machine.id)
     if fault is not None:
         return LIMITS, f"id {fault}"
+    if isinstance(record, OversizedRecord):
+        return LIMITS, f"the record has {record.size_bytes:,} bytes, at most {RECORD_BYTES_MAX:,} are allowed"
     for name, text in (("host.ref", machine.host.ref), ("node_name", machine.node_name)):
         if _bytes(text) > TEXT_BYTES_MAX:
             return LIMITS, f"{name} {_too_long(text)}"

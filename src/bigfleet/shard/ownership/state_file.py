@@ -6,6 +6,7 @@ commit, copied without its write-ahead log, of a newer schema or held by another
 recreated silently.
 """
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -41,6 +42,7 @@ EPOCH_MAX = 2**63 - 1
 #: present schema also has this in its checksums.
 BACKUP_KEY = "backup"
 
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEDY = (
     f"restore the file from a backup, or move {FILE_NAME} and {FILE_NAME}{COUNTER_SUFFIX} away: a new one starts at a "
     "higher epoch"
@@ -93,9 +95,9 @@ class StateFile:
             make_directory(directory)
             lock = _lock(directory / LOCK_NAME)
         except OSError as error:
-            raise StateFileFault(
-                f"--data-dir {directory}: {error.strerror}; choose a directory that is writable"
-            ) from error
+            is_full = error.errno in _DISK_FULL
+            advice = "make room on its disk" if is_full else "choose a directory that is writable"
+            raise StateFileFault(f"--data-dir {directory}: {error.strerror}; {advice}") from error
         path = directory / FILE_NAME
         with ExitStack() as on_fault:
             on_fault.callback(lock.close)
@@ -179,10 +181,12 @@ def _lock(path: Path) -> IO[str]:
         holder = lock.read().strip() or "unknown"
         lock.close()
         raise StateFileFault(f"{path}: held by process {holder}; stop it, or choose another --data-dir") from error
-    lock.seek(0)
-    lock.truncate()
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    try:
+        os.ftruncate(lock.fileno(), 0)
+        os.pwrite(lock.fileno(), f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        lock.close()
+        raise
     return lock
 
 

@@ -14,7 +14,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.machine import Machine
 from bigfleet.model.ownership import Base, Owned, Reservation
 from bigfleet.model.states import TRANSITIONAL_STATES
-from bigfleet.shard.ports import ListedBinding, ListedMachine
+from bigfleet.shard.ports import ListedBinding, ListedMachine, OversizedRecord
 
 
 class OwnedResources(Protocol):
@@ -78,6 +78,9 @@ class OwnershipFilter:
         if owned.base is Base.ALL and not owned.rows:
             # So it is with a shard alone, and a delta asks it of each of its records.
             return not machine.cluster or metadata.get(labels.ASSIGNED_SHARD, "") in self._binders
+        if isinstance(record, OversizedRecord) and machine.id not in owned.rows:
+            # Its domain and its binding were not read: the last good record says whose it is.
+            return True
         return owned.owns(
             machine,
             metadata.get(labels.ASSIGNED_SHARD, ""),

@@ -4,7 +4,7 @@ docs/spec/model.md §8 and docs/spec/shard.md §4. Silence changes nothing here;
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from bigfleet.engine.demand_order import ListedRows
 from bigfleet.engine.folding import folded_profile
+from bigfleet.engine.shapes.columns.listed import ArrivedRows
 from bigfleet.model.need import Need, RowKey, new_need
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.vector import ZERO, Vector
 from bigfleet.shard.safety_limits import DemandQuarantine, QuarantineVerdict
+from bigfleet.shard.sessions.demand_columns import DemandReader
 
 _FirstSight = tuple[int, int]
 #: Priority negated, arrival, cluster, rank of first sight, how many rows of its identity the message had before it; no
@@ -49,6 +51,7 @@ class NeedsTable:
         self._buckets = bytearray()
         #: Those entries by cluster, of all and only the clusters that have any.
         self._placed: dict[str, list[_Entry]] = {}
+        self._reader = DemandReader()
         self._ordered = ListedRows()
         self._ordered_buckets = b""
 
@@ -140,8 +143,20 @@ class NeedsTable:
             self._rows.pop(cluster, None)
             self._first_sight.pop(cluster, None)
         entries.sort()
+        others = ((name, [entry[-1] for entry in each]) for name, each in self._entries_of_all() if name != cluster)
         self._replaced[cluster] = entries
+        self._reader.replace(cluster, [entry[-1] for entry in entries], others)
         self._replace_overheads(cluster, overheads)
+
+    def unread_rows_of(self, cluster: str) -> ArrivedRows | None:
+        """Return a cluster's rows if they have to be read into columns, which any thread may do; else None."""
+        return self._reader.unread_rows_of(cluster)
+
+    def _entries_of_all(self) -> Iterator[tuple[str, list[_Entry]]]:
+        """Yield the sorted rows of each cluster that has any."""
+        for name, entries in {**self._placed, **self._replaced}.items():
+            if entries:
+                yield name, entries
 
     def _replace_overheads(self, cluster: str, overheads: tuple[Overhead, ...]) -> None:
         if self._overheads.get(cluster, ()) == overheads:
@@ -158,7 +173,8 @@ class NeedsTable:
         """
         if self._replaced:
             changes = [_Change.between(self._placed.get(name, ()), new) for name, new in self._replaced.items()]
-            if sum(len(change.gone) + len(change.come) for change in changes) > MOVES_MAX:
+            moves = sum(len(change.gone) + len(change.come) for change in changes)
+            if moves > MOVES_MAX or self._reader.has_spare_clusters:
                 self._merge()
                 self._ordered = ListedRows(self._in_order)
             else:
@@ -174,6 +190,7 @@ class NeedsTable:
                     self._placed.pop(cluster, None)
             self._replaced = {}
             self._ordered_buckets = bytes(self._buckets)
+            self._ordered.columns = self._reader.listed()
         return self._ordered
 
     def buckets_in_list_order(self) -> bytes:
@@ -193,11 +210,13 @@ class NeedsTable:
         self._entries = entries
         self._in_order = [entry[-1] for entry in entries]
         self._buckets = bytearray([row.profile.interruption_bucket for row in self._in_order])
+        self._reader.list_again(self._in_order)
 
     def _patch(self, change: "_Change") -> None:
         for entry in change.gone:
             place = bisect_left(self._entries, entry[:-1])
             del self._entries[place], self._in_order[place], self._buckets[place]
+            self._reader.delete(place)
         # An altered entry has the same profile before and after, and with it the same bucket.
         for entry in change.altered:
             place = bisect_left(self._entries, entry[:-1])
@@ -207,6 +226,7 @@ class NeedsTable:
             self._entries.insert(place, entry)
             self._in_order.insert(place, entry[-1])
             self._buckets.insert(place, entry[-1].profile.interruption_bucket)
+            self._reader.insert(place, entry[-1])
 
 
 class _Change(NamedTuple):

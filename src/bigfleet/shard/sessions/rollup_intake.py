@@ -147,9 +147,7 @@ class RollUpIntake:
                 async with self._turns.turn(self._allowances.owed(session.cluster)):
                     offer = self._take(session)
                     if offer is not None:
-                        offer = await self._read_apart(session, offer)
-                if offer is not None and self._sessions.is_current(session):
-                    self.judge(session, offer)
+                        await self._judge_apart(session, offer)
                 return
         offer = self._take(session)
         if offer is not None:
@@ -208,6 +206,16 @@ class RollUpIntake:
             await self._clock.sleep(wait_seconds)
         finally:
             session.is_deferred = False
+
+    async def _judge_apart(self, session: Session, offer: RollUpOffer) -> None:
+        """Read a large roll-up off the loop, take it, and read its rows into columns off the loop too."""
+        offer = await self._read_apart(session, offer)
+        if not self._sessions.is_current(session):
+            return
+        self.judge(session, offer)
+        unread = self._intake.table.unread_rows_of(session.cluster)
+        if unread is not None:
+            await self._compute(unread.read)
 
     async def _read_apart(self, session: Session, offer: RollUpOffer) -> RollUpOffer:
         """Read a large roll-up off the loop; one that would not be read at all comes back as it is."""

@@ -7,18 +7,17 @@ runs. Nothing here may reach into the world.
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
 
-from bigfleet.engine.decision import ActionKind, RowResult
+from bigfleet.engine.decision import ActionKind, Decision, RowResult
 from bigfleet.link.reporter import ReportOutcome
 from bigfleet.model.need import RowKey
 from bigfleet.model.quantity import MILLI
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.records.record import Record
-from bigfleet.shard.cycle.controller import Shard
 from bigfleet.sim.observations import AuditRecord
 from bigfleet.sim.scenarios import checks
 from bigfleet.sim.scenarios.scenario_file import Expectation, Measure
@@ -49,7 +48,7 @@ class Carried(NamedTuple):
 class _Reclaiming(NamedTuple):
     """One decision that reclaims."""
 
-    #: Configured machines of the clusters that lose some, when it was made.
+    #: Configured machines of the clusters that lose several, in its snapshot. One reclaim is within any cap.
     configured: Mapping[str, int]
     #: What was carried out of it so far, by cluster.
     reclaims: Counter[str]
@@ -117,9 +116,9 @@ class Watch:
         named = [f"{a.kind.label} {a.machine_id} {a.cluster}".rstrip() for a in decision.actions[:ACTIONS_PER_LINE_MAX]]
         left = len(decision.actions) - len(named)
         self._decisions.append((", ".join(named) or "nothing decided") + (f" and {left} more" if left else ""))
-        reclaimed = {action.cluster for action in decision.actions if action.kind is ActionKind.RECLAIM}
-        if reclaimed:
-            configured = {str(cluster): _configured(step.process.shard, cluster) for cluster in reclaimed}
+        reclaims = Counter(str(action.cluster) for action in decision.actions if action.kind is ActionKind.RECLAIM)
+        if reclaims:
+            configured = _configured(decision, [cluster for cluster, count in reclaims.items() if count > 1])
             self._reclaiming[step.process.id, step.report.cycle] = _Reclaiming(configured, Counter())
         name = step.process.name
         if step.process is not world.newest(name):
@@ -313,9 +312,16 @@ class Watch:
         return early
 
 
-def _configured(shard: Shard, cluster: str) -> int:
-    machines = [shard.inventory.get(machine_id) for machine_id in shard.inventory.bound_to(cluster)]
-    return sum(machine is not None and machine.state is MachineState.CONFIGURED for machine in machines)
+def _configured(decision: Decision, clusters: Collection[str]) -> Mapping[str, int]:
+    """Return the Configured machines of some clusters in the snapshot that a decision is based on.
+
+    The inventory has fewer by the time that a decision is seen: its first drains have begun.
+    """
+    if not clusters:
+        return {}
+    assert decision.basis is not None, "a decision that reclaims knows its snapshot"
+    snapshot = decision.basis.snapshot()
+    return {cluster: len(snapshot.of_cluster(cluster, MachineState.CONFIGURED)) for cluster in clusters}
 
 
 def _wants_growth(world: ClosedWorld) -> bool:

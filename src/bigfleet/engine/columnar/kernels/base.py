@@ -53,11 +53,12 @@ _TABLES: Final = frozenset(
     {
         *("supply", "speculative", "fits", "domain_of", "aggregate", "weight", "total", "credit", "own"),
         *("remaining", "cursor_speculative"),
+        *("totals", "requests", "is_allowed", "rooms", "least"),
     }
 )
 
 
-def _typeof(group: type) -> Any:
+def typeof(group: type) -> Any:
     """Return the compiler's type of a group of arrays, of the very kinds that its fields declare."""
     import bigfleet.engine.columnar.arrays as declared
 
@@ -69,12 +70,12 @@ def _typeof(group: type) -> Any:
     return numba.typeof(group(**fields))  # type: ignore[no-untyped-call]
 
 
-FLEET_T, BOUND_T, ROWS_T, LISTINGS_T = (_typeof(group) for group in (FleetArrays, BoundMachines, Rows, Listings))
-GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T = (_typeof(group) for group in (Gangs, Memo, Work, Scratch, Replay))
+FLEET_T, BOUND_T, ROWS_T, LISTINGS_T = (typeof(group) for group in (FleetArrays, BoundMachines, Rows, Listings))
+GANGS_T, MEMO_T, WORK_T, SCRATCH_T, REPLAY_T = (typeof(group) for group in (Gangs, Memo, Work, Scratch, Replay))
 I4_T, I8_T, U1_T, F8_T = (numba.typeof(array) for array in _TYPES.values())  # type: ignore[no-untyped-call]
-I8X_T, I4X_T, U1X_T = (
+I8X_T, I4X_T, U1X_T, F8X_T = (
     numba.typeof(_array(dtype, 2))  # type: ignore[no-untyped-call]
-    for dtype in (np.int64, np.int32, np.uint8)
+    for dtype in (np.int64, np.int32, np.uint8, np.float64)
 )
 INT: Final = numba.int64
 BOOL: Final = numba.boolean

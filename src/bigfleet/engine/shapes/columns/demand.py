@@ -100,6 +100,9 @@ class DemandColumns:
     number: Rows
     #: The different requests: (request, dimension).
     requests: Rows
+    #: The whole demand of each cluster by dimension, as 64-bit sums and as about the same sums of any size, where they
+    #: are known.
+    sums: tuple[Rows, Floats] | None = None
 
     @property
     def first(self) -> Rows:
@@ -108,27 +111,21 @@ class DemandColumns:
 
     def wanted(self) -> Floats:
         """Return the whole demand of each cluster by dimension, each sum rounded once."""
+        first, (sums, about) = self.first, self._sums() if self.sums is None else self.sums
+        found: Floats = sums.astype(np.float64)
+        for c, d in zip(*(places.tolist() for places in np.nonzero(about >= NO_LIMIT)), strict=True):
+            here = slice(*first[c : c + 2].tolist())
+            found[c, d] = sum(map(mul, self.counts[here].tolist(), self.requests[self.number[here], d].tolist()))
+        return found
+
+    def _sums(self) -> tuple[Rows, Floats]:
         first, sizes = self.first, np.diff(self.first)
         amounts = self.counts[:, None] * self.requests[self.number]
         # Sums that leave 64 bits on their way come back, because only their differences are read.
         sums = np.concatenate((np.zeros((1, amounts.shape[1]), np.int64), np.cumsum(amounts, axis=0)))
-        found: Floats = (sums[first[1:]] - sums[first[:-1]]).astype(np.float64)
         cluster, sizes_of = np.repeat(np.arange(len(sizes)), sizes), self.requests.astype(np.float64)[self.number]
-        for d in range(found.shape[1]):
-            about = np.bincount(cluster, self.counts * sizes_of[:, d], len(sizes))
-            for c in np.flatnonzero(about >= NO_LIMIT).tolist():
-                here = slice(*first[c : c + 2].tolist())
-                found[c, d] = sum(map(mul, self.counts[here].tolist(), self.requests[self.number[here], d].tolist()))
-        return found
-
-    def least_from(self) -> Rows:
-        """Return the least request of each group and those after it in its cluster: (group, dimension)."""
-        found, first = self.requests[self.number], self.first
-        sizes = np.diff(first)
-        for step in range(int(sizes.max(initial=0)) - 2, -1, -1):
-            groups = first[:-1][sizes > step + 1] + step
-            found[groups] = np.minimum(found[groups], found[groups + 1])
-        return found
+        about = [np.bincount(cluster, self.counts * each, len(sizes)) for each in sizes_of.T]
+        return sums[first[1:]] - sums[first[:-1]], np.stack(about, axis=1)
 
 
 def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandColumns, list[ClusterState]]:
@@ -137,7 +134,8 @@ def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandCol
     is_plain = rows.has_pods & (profiles.access >= 0)[rows.profile]
     if fleet.orphans:
         keys = fleet.orphans.keys()
-        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in rows.needs], np.bool_)
+        asked = [rows.needs[place] for place in rows.places.tolist()]
+        is_plain &= np.array([(need.fingerprint, need.group) not in keys for need in asked], np.bool_)
     pods = np.diff(firsts(rows.counts)[rows.first])
     not_plain = np.bincount(rows.cluster[~is_plain], minlength=len(rows.clusters)) > 0
     not_plain |= np.bincount(rows.cluster, pods, len(rows.clusters)) >= PODS_MAX
@@ -153,6 +151,8 @@ def demand_columns(fleet: DecisionState, rows: RowsInColumns) -> tuple[DemandCol
         else:
             of_cluster[number] = len(found)
             found.append(cluster)
+    if fleet.loops is not None:
+        return _columns_in_loops(fleet, rows, profiles, found, of_cluster), others
     return _columns(fleet, rows, profiles, found, of_cluster), others
 
 
@@ -172,6 +172,7 @@ def _columns(
     index = np.arange(len(row)) - (np.cumsum(sizes) - sizes)[row]
     shape = rows.first[given][row] + index
     number, requests, size = _requests(fleet, rows, rows.number[shape])
+    number = number[rows.number[shape]]
     access = profiles.access[profile]
     can_host = _can_host(fleet, clusters, profiles.accesses, (cluster[row], access[row], number), requests)
     groups = np.bincount(cluster[row[can_host]], minlength=len(clusters))
@@ -192,7 +193,7 @@ def _columns(
         clusters=[clusters[c] for c in place.tolist()],
         has_impossible=left_out[place],
         positions=rows.positions[given[order]],
-        places=given[order],
+        places=rows.places[given[order]],
         needs=rows.needs,
         first_row=firsts(np.bincount(rank[cluster], minlength=len(clusters))),
         first_group=firsts(np.bincount(new[row[kept]], minlength=len(given))),
@@ -207,10 +208,85 @@ def _columns(
     )
 
 
-def _requests(fleet: DecisionState, rows: RowsInColumns, number: Rows) -> tuple[Rows, Rows, Floats]:
-    """Return the number of each request, and by number what one pod requests of each dimension, and its size.
+def _columns_in_loops(
+    fleet: DecisionState,
+    rows: RowsInColumns,
+    profiles: _Profiles,
+    clusters: Sequence[ClusterState],
+    of_cluster: Rows,
+) -> DemandColumns:
+    """Return what `_columns` does, clusters in the order given."""
+    assert fleet.loops is not None, "the caller has looked"
+    cluster, access = of_cluster[rows.cluster], profiles.access[rows.profile]
+    given = np.flatnonzero(cluster >= 0)
+    # Rows of a cluster stand in list order, which decides between those of equal precedence.
+    order = given[stable_order(profiles.rank[rows.profile[given]], cluster[given])]
+    first_row = firsts(np.bincount(cluster[given], minlength=len(clusters)))
+    numbers, requests, size_of = _requests(fleet, rows, rows.number)
+    pair, first_room, rooms = _rooms(fleet, clusters, profiles.accesses, (cluster, access), given)
+    first_group = np.zeros(len(given) + 1, np.int64)
+    shape, number = np.zeros((2, len(rows.number)), np.int64)
+    left_out, sums = np.zeros(len(clusters), np.uint8), np.zeros((len(clusters), requests.shape[1]), np.int64)
+    about = np.zeros(sums.shape)
+    size = fleet.loops.arrange_groups(
+        *(order, first_row, rows.first, rows.number, rows.counts, numbers, requests, size_of),
+        *(first_room, rooms, pair, first_group, shape, number, left_out, sums, about),
+    )
+    shape, number, sizes = shape[:size], number[:size], np.diff(first_group)
+    index = shape - np.repeat(rows.first[order], sizes)
+    return DemandColumns(
+        clusters=clusters,
+        has_impossible=left_out.view(np.bool_),
+        positions=rows.positions[order],
+        places=rows.places[order],
+        needs=rows.needs,
+        first_row=first_row,
+        first_group=first_group,
+        index=index,
+        counts=rows.counts[shape],
+        limits=rows.limits[shape],
+        is_waiting=index >= np.repeat(rows.running[order], sizes),
+        access=np.repeat(access[order], sizes),
+        accesses=profiles.accesses,
+        number=number,
+        requests=requests,
+        sums=(sums, about),
+    )
 
-    `number` has places in the resources of the rows; those that do not occur get no number.
+
+def _rooms(
+    fleet: DecisionState,
+    clusters: Sequence[ClusterState],
+    accesses: Sequence[Access],
+    columns: tuple[Rows, Rows],
+    given: Rows,
+) -> tuple[Rows, Rows, Rows]:
+    """Return a number for each row, and by number where its rooms of known machines begin, and these rooms.
+
+    `columns` are clusters and accesses; rows that are not `given` have no meaning.
+    """
+    overheads, width = fleet.options.overheads, max(1, len(accesses))
+    own = np.array([place + 1 if c.id in overheads else 0 for place, c in enumerate(clusters)], np.int64)
+    cluster, access = columns
+    asked, pair = np.zeros((len(clusters) + 1) * width, np.bool_), np.zeros(len(cluster), np.int64)
+    pair[given] = own[cluster[given]] * width + access[given]
+    asked[pair[given]] = True
+    found: list[list[int]] = []
+    first = [0]
+    for each in np.flatnonzero(asked).tolist():
+        name = clusters[each // width - 1].id if each >= width else ""
+        # The largest ones first, because one that holds a pod is enough.
+        known = sorted(fleet.rooms.known(name, accesses[each % width].matching)[0], reverse=True)
+        found += [[min(milli, NO_LIMIT) for milli in room] for room in known]
+        first.append(len(found))
+    rooms = np.array(found, np.int64).reshape(len(found), len(fleet.dimensions.names))
+    return (np.cumsum(asked) - 1)[pair], np.array(first, np.int64), rooms
+
+
+def _requests(fleet: DecisionState, rows: RowsInColumns, number: Rows) -> tuple[Rows, Rows, Floats]:
+    """Return numbers by place in the resources of the rows, and by number what a pod requests, and its size.
+
+    `number` has the places that occur; others get no number.
     """
     is_there = np.zeros(len(rows.resources), np.bool_)
     is_there[number] = True
@@ -220,7 +296,7 @@ def _requests(fleet: DecisionState, rows: RowsInColumns, number: Rows) -> tuple[
         request, sizes[place] = fleet.rooms.pod(rows.resources[each])
         for d, milli in request:
             requests[place, d] = milli
-    return (np.cumsum(is_there) - 1)[number], requests, sizes
+    return np.cumsum(is_there) - 1, requests, sizes
 
 
 def _can_host(

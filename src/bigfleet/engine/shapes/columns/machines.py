@@ -15,6 +15,7 @@ from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot, Voca
 from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
 from bigfleet.engine.reference.reclaim import RELEASABLE
+from bigfleet.engine.shapes.columns.sorting import stable_order
 from bigfleet.engine.shapes.machines import HELD, OrphanKey, is_usable
 from bigfleet.engine.shapes.state import OfferState
 from bigfleet.model.ids import MachineId
@@ -86,12 +87,11 @@ class ColumnMachines:
         #: For each row, the number of the cluster whose pods the machine hosts; 0 for none.
         self._owners = np.zeros(len(view.ids), np.int32)
         self._owner_numbers: dict[str, int] = {}
-        #: By number of the cluster, rows ascending.
-        self._held: dict[int, Rows] = {}
+        #: By number of the cluster, rows ascending; made when it is first asked for.
+        self._held: dict[int, Rows] | None = None
         self._groups: list[tuple[int, Rows]] | None = None
         self._hidden = self._unjoined = _NO_ROWS
-        self._owners[:] = self._owners_of(np.arange(len(view.ids)))
-        self._hold(self._owner_numbers.values())
+        self._owners[:] = self._owners_of_all()
         self._look()
 
     # ---- following -----------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class ColumnMachines:
         before = self._owners[changed]
         self._owners[changed] = self._owners_of(changed)
         owners = set(np.concatenate((before, self._owners[changed])).tolist())
-        self._hold(owners)
+        self._hold_again(owners)
         differing = (options.unjoined ^ self._options.unjoined) | (options.leaving ^ self._options.leaving)
         for machine_id in differing | _refilled(options, self._options):
             row = view.rows.get(MachineId(machine_id))
@@ -152,8 +152,32 @@ class ColumnMachines:
         known = self._owner_numbers
         return np.array([known.setdefault(name, len(known) + 1) for name in names], np.int32)
 
-    def _hold(self, owners: Iterable[int]) -> None:
+    def _owners_of_all(self) -> npt.NDArray[np.int32]:
+        """Return what `_owners_of` does of all rows; clusters without machines have a number, too."""
+        columns = self._view.columns
+        numbers, state = self._numbers_of(self._view.vocabulary.clusters), columns.state
+        is_bound = (state == MachineState.CONFIGURED) | (state == MachineState.CONFIGURING)
+        owners = np.where(is_bound, numbers[columns.cluster], np.int32(0))
+        creating = np.flatnonzero(state == MachineState.CREATING)
+        owners[creating] = self._owners_of(creating)
+        return owners
+
+    def _held_of(self, cluster: str) -> Rows:
+        """Return the rows of machines that host pods of a cluster, or will, joined or not, ascending."""
+        number = self._owner_numbers.get(cluster, 0)
+        if self._held is None:
+            if not cluster and not (self._owners == number).any():
+                # Machines in creation without a known cluster are rare.
+                return _NO_ROWS
+            order = stable_order(self._owners)
+            first = np.cumsum(np.bincount(self._owners, minlength=len(self._owner_numbers) + 1))
+            self._held = dict(enumerate(np.split(order, first[:-1])))
+        return self._held.get(number, _NO_ROWS) if number else _NO_ROWS
+
+    def _hold_again(self, owners: Iterable[int]) -> None:
         """Note again which machines host pods of some clusters."""
+        if self._held is None:
+            return
         wanted = np.array([owner for owner in owners if owner], np.int32)
         held = np.flatnonzero(np.isin(self._owners, wanted))
         order = np.argsort(self._owners[held], kind="stable")
@@ -202,6 +226,36 @@ class ColumnMachines:
     def vocabulary(self) -> Vocabulary:
         """What the columns refer to."""
         return self._view.vocabulary
+
+    @property
+    def owners(self) -> npt.NDArray[np.int32]:
+        """By row, the number of the cluster whose pods the machine hosts, or will; 0 for none."""
+        return self._owners
+
+    @property
+    def has_unjoined(self) -> bool:
+        """Return whether machines of the view have not joined."""
+        return len(self._unjoined) > 0
+
+    def rows_held_by(self, clusters: Sequence[str]) -> tuple[Rows, npt.NDArray[np.int32]]:
+        """Return rows with those of `held_rows` of some clusters among them, those of a cluster ascending.
+
+        Beside them it returns the place of the cluster by the number of its owner, -1 for all others.
+        """
+        cluster_of = np.full(len(self._owner_numbers) + 1, -1, np.int32)
+        for place, name in enumerate(clusters):
+            cluster_of[self._owner_numbers.get(name, 0)] = place
+        cluster_of[0] = -1
+        if 2 * len(clusters) < len(self._owner_numbers):
+            return np.concatenate([_NO_ROWS, *(self.held_rows(name) for name in clusters)]), cluster_of
+        rows = np.arange(len(self._owners))
+        return np.delete(rows, self._unjoined) if len(self._unjoined) else rows, cluster_of
+
+    def keep_ranks(self) -> Rows:
+        """Return by number of the stamp what ascends as the assigned reclamation dollars descend."""
+        stamps = self._view.vocabulary.stamps
+        dollars = np.array([-stamp.assigned_reclamation_penalty_dollars for stamp in stamps], np.float64)
+        return np.unique(dollars, return_inverse=True)[1].astype(np.int64)
 
     def row_of(self, machine_id: str) -> int | None:
         """Return the row of a machine, None for one that is not known."""
@@ -257,7 +311,7 @@ class ColumnMachines:
 
     def held_rows(self, cluster: str) -> Rows:
         """Return the rows of `held_by`."""
-        rows = self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS) if cluster else _NO_ROWS
+        rows = self._held_of(cluster) if cluster else _NO_ROWS
         return rows[~np.isin(rows, self._unjoined)] if len(self._unjoined) else rows
 
     def held_by(self, cluster: str) -> Sequence[Machine]:
@@ -273,7 +327,7 @@ class ColumnMachines:
     def orphans(self) -> dict[OrphanKey, list[Machine]]:
         """Return new lists of the usable machines in creation whose cluster is not known, each by id."""
         found: dict[OrphanKey, list[Machine]] = {}
-        for row in self._held.get(self._owner_numbers.get("", 0), _NO_ROWS).tolist():
+        for row in self._held_of("").tolist():
             machine = self.at(row)
             if machine.id not in self._options.unjoined:
                 key = (machine.assigned_need_fingerprint, machine.assigned_group)
@@ -305,7 +359,7 @@ class ColumnMachines:
     def unclaimed_in(self, clusters: Sequence[str], claimed: Rows) -> list[MachineIds]:
         """Return the Configured machines of each cluster less some rows, in keep-priority order."""
         columns, ids = self._view.columns, self._view.ids
-        held = [self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS) for cluster in clusters]
+        held = [self._held_of(cluster) for cluster in clusters]
         rows, cluster = np.concatenate([_NO_ROWS, *held]), np.repeat(np.arange(len(held)), [len(each) for each in held])
         is_found = columns.state[rows] == MachineState.CONFIGURED
         is_claimed = np.zeros(len(ids), np.bool_)
@@ -323,7 +377,7 @@ class ColumnMachines:
         return (vocabulary.clusters[columns.cluster[row]], stamp.assigned_need_fingerprint, stamp.assigned_group)
 
     def _configured_rows(self, cluster: str) -> Rows:
-        rows = self._held.get(self._owner_numbers.get(cluster, 0), _NO_ROWS)
+        rows = self._held_of(cluster)
         is_configured: npt.NDArray[np.bool_] = self._view.columns.state[rows] == MachineState.CONFIGURED
         return rows[is_configured]
 

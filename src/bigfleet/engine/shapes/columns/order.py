@@ -52,32 +52,67 @@ def hosts_in_order(
     """Return the hosts of the clusters; `wanted` has the whole demand of each: (cluster, dimension)."""
     held = [machines.held_rows(cluster.id) for cluster in clusters]
     sizes = [len(rows) for rows in held]
-    hosts = _Hosts.of(machines, np.concatenate(held), np.repeat(np.arange(len(clusters)), sizes))
+    hosts = Hosts.of(machines, np.concatenate(held), np.repeat(np.arange(len(clusters)), sizes))
     # Machines that agree in all of this differ in their ids alone.
     alike, first = _numbered(hosts.cluster, hosts.state, hosts.shape, hosts.offer, hosts.keep)
-    example = hosts.at(first)
-    totals = _totals(fleet, clusters, example)
-    price = np.array([offer.price_usd_per_hour for offer in machines.vocabulary.offers])
-    cost = price[example.offer] * _largest_share(wanted[example.cluster], totals)
-    order = stable_order(_ranks(example.cluster, example.state, cost, example.keep)[alike])
+    examples = Examples.of(fleet, machines, clusters, hosts.at(first), wanted)
+    order = rearranged(fleet, machines, hosts, stable_order(examples.rank[alike]))
+    row, alike = hosts.row[order], alike[order]
+    ends = np.cumsum(np.array(sizes, np.int64))
+    totals = examples.totals[examples.total[alike]]
+    return HostColumns(np.concatenate(([0], ends)), row, examples.kind[alike], examples.kinds, totals)
+
+
+def rearranged(fleet: DecisionState, machines: ColumnMachines, hosts: "Hosts", order: Rows) -> Rows:
+    """Return the order of hosts with fuller ones first among like ones, and those that leave last."""
     if fleet.options.fullness:
         order = _fuller_first(fleet, machines, hosts, order)
     if fleet.options.leaving:
         order = _leaving_last(fleet, machines, hosts, order)
-    hosts, alike = hosts.at(order), alike[order]
-    risk = np.array([offer.interruption_probability > 0 for offer in machines.vocabulary.offers])
-    kind, first = _numbered(hosts.shape, hosts.state == 0, risk[hosts.offer])
-    kinds = [
-        HostKind(shape, state == 0, is_risky)
-        for shape, state, is_risky in zip(
-            hosts.shape[first].tolist(), hosts.state[first].tolist(), risk[hosts.offer[first]].tolist(), strict=True
+    return order
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Examples:
+    """What hosts that differ in their ids alone have in common, with one of each as an example."""
+
+    #: Ascends by cluster, then as hosting order without ids; and by cluster, then as keep-priority order without ids.
+    rank: Rows
+    keep_rank: Rows
+    #: A place in `totals`, which has the different supplies less overheads: (total, dimension).
+    total: Rows
+    totals: Rows
+    #: A place in `kinds`.
+    kind: Rows
+    kinds: Sequence[HostKind]
+
+    @classmethod
+    def of(
+        cls,
+        fleet: DecisionState,
+        machines: ColumnMachines,
+        clusters: Sequence[ClusterState],
+        hosts: "Hosts",
+        wanted: Floats,
+    ) -> "Examples":
+        """Look at each example; `wanted` has the whole demand of each cluster: (cluster, dimension)."""
+        totals, total = _totals(fleet, clusters, hosts)
+        price = np.array([offer.price_usd_per_hour for offer in machines.vocabulary.offers])[hosts.offer]
+        cost = price * _largest_share(wanted[hosts.cluster], totals[total])
+        risk = np.array([offer.interruption_probability > 0 for offer in machines.vocabulary.offers])[hosts.offer]
+        kind, first = _numbered(hosts.shape, hosts.state == 0, risk)
+        columns = (hosts.shape[first].tolist(), (hosts.state[first] == 0).tolist(), risk[first].tolist())
+        return cls(
+            rank=_ranks(hosts.cluster, hosts.state, cost, hosts.keep),
+            keep_rank=_ranks(hosts.cluster, price, hosts.keep),
+            total=total,
+            totals=totals,
+            kind=kind,
+            kinds=[HostKind(*each) for each in zip(*columns, strict=True)],
         )
-    ]
-    ends = np.cumsum(np.array(sizes, np.int64))
-    return HostColumns(np.concatenate(([0], ends)), hosts.row, kind, kinds, totals[alike])
 
 
-class _Hosts(NamedTuple):
+class Hosts(NamedTuple):
     """Machines with what orders them."""
 
     row: Rows
@@ -91,20 +126,25 @@ class _Hosts(NamedTuple):
     keep: Rows
 
     @classmethod
-    def of(cls, machines: ColumnMachines, row: Rows, cluster: Rows) -> "_Hosts":
+    def of(cls, machines: ColumnMachines, row: Rows, cluster: Rows) -> "Hosts":
         """Return some rows of the view."""
         columns, vocabulary = machines.columns, machines.vocabulary
         shape, offer, stamp = (column[row].astype(np.int64) for column in (columns.shape, columns.offer, columns.stamp))
-        places = np.zeros(256, np.int64)
-        places[list(HELD)] = range(len(HELD))
         stamps, number = np.unique(stamp, return_inverse=True)
         dollars = [-vocabulary.stamps[each].assigned_reclamation_penalty_dollars for each in stamps.tolist()]
         keep = np.unique(np.array(dollars, np.float64), return_inverse=True)[1][number]
-        return cls(row, cluster, places[columns.state[row]], shape, offer, stamp, keep)
+        return cls(row, cluster, state_places()[columns.state[row]], shape, offer, stamp, keep)
 
-    def at(self, places: Rows) -> "_Hosts":
+    def at(self, places: Rows) -> "Hosts":
         """Return some of them."""
-        return _Hosts(*(column[places] for column in self))
+        return Hosts(*(column[places] for column in self))
+
+
+def state_places() -> Rows:
+    """Return the place in `HELD` of each state, 0 for others."""
+    places = np.zeros(256, np.int64)
+    places[list(HELD)] = range(len(HELD))
+    return places
 
 
 def _numbered(*columns: npt.NDArray[Any]) -> tuple[Rows, Rows]:
@@ -144,15 +184,15 @@ def _ranks(*keys: npt.NDArray[Any]) -> Rows:
     return ranks
 
 
-def _totals(fleet: DecisionState, clusters: Sequence[ClusterState], hosts: _Hosts) -> Rows:
-    """Return supply less overheads: (host, dimension)."""
+def _totals(fleet: DecisionState, clusters: Sequence[ClusterState], hosts: Hosts) -> tuple[Rows, Rows]:
+    """Return the different supplies less overheads, (total, dimension), and which of them each host has."""
     own = np.array([number + 1 if c.id in fleet.options.overheads else 0 for number, c in enumerate(clusters)])
     number, first = _numbered(own[hosts.cluster], hosts.shape)
     totals = [
         [min(milli, NO_LIMIT) for milli in fleet.total(clusters[cluster].id, shape)]
         for cluster, shape in zip(hosts.cluster[first].tolist(), hosts.shape[first].tolist(), strict=True)
     ]
-    return np.array(totals, np.int64).reshape(len(totals), len(fleet.dimensions.names))[number]
+    return np.array(totals, np.int64).reshape(len(totals), len(fleet.dimensions.names)), number
 
 
 def _largest_share(wanted: Floats, totals: Rows) -> Floats:
@@ -163,7 +203,7 @@ def _largest_share(wanted: Floats, totals: Rows) -> Floats:
     return found
 
 
-def _fuller_first(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts, order: Rows) -> Rows:
+def _fuller_first(fleet: DecisionState, machines: ColumnMachines, hosts: Hosts, order: Rows) -> Rows:
     """Swap machines that are alike, so that those whose nodes are fuller come first."""
     fullness = np.zeros(len(machines.ids), np.int64)
     for machine_id, amount in fleet.options.fullness.items():
@@ -186,7 +226,7 @@ def _fuller_first(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts,
     return swapped
 
 
-def _leaving_last(fleet: DecisionState, machines: ColumnMachines, hosts: _Hosts, order: Rows) -> Rows:
+def _leaving_last(fleet: DecisionState, machines: ColumnMachines, hosts: Hosts, order: Rows) -> Rows:
     """Put the machines of each cluster that leave behind its others."""
     rows = [row for machine_id in fleet.options.leaving if (row := machines.row_of(machine_id)) is not None]
     is_leaving = np.isin(hosts.row[order], np.array(rows, np.int64))

@@ -5,13 +5,14 @@ room for what follows, then some without claims. These stand in a table with a r
 arithmetic on whole tables.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.shapes.columns.demand import DemandColumns, Floats
-from bigfleet.engine.shapes.columns.order import HostColumns
+from bigfleet.engine.shapes.columns.order import HostColumns, HostKind
 from bigfleet.engine.shapes.columns.rows import NO_LIMIT, Bools, Rows, firsts
 from bigfleet.engine.shapes.columns.sorting import stable_order
 
@@ -43,7 +44,7 @@ def first_fit(hosts: HostColumns, demand: DemandColumns, wanted: Floats) -> Clai
     `wanted` has the whole demand of each cluster: (cluster, dimension).
     """
     sizes, groups = np.diff(hosts.first), np.diff(demand.first)
-    access, is_allowed = _access(hosts, demand)
+    access, is_allowed = access_of(hosts.kinds, demand)
     totals = hosts.totals
     is_limited = totals < NO_LIMIT
     most_wanted = wanted.max(initial=0.0, where=~is_limited.all(axis=0))
@@ -261,11 +262,11 @@ def _quotients(rooms: _Table, each: _Table) -> _Table:
     return found
 
 
-def _access(hosts: HostColumns, demand: DemandColumns) -> tuple[Rows, Bools]:
+def access_of(kinds: Sequence[HostKind], demand: DemandColumns) -> tuple[Rows, Bools]:
     """Return a number for each group, and whether groups of a number may use hosts of a kind: (number, kind)."""
-    shapes = np.array([kind.shape for kind in hosts.kinds], np.int64)
-    is_risky = np.array([kind.can_be_interrupted for kind in hosts.kinds], np.bool_)
-    is_coming = np.array([not kind.is_configured for kind in hosts.kinds], np.bool_)
+    shapes = np.array([kind.shape for kind in kinds], np.int64)
+    is_risky = np.array([kind.can_be_interrupted for kind in kinds], np.bool_)
+    is_coming = np.array([not kind.is_configured for kind in kinds], np.bool_)
     is_allowed = np.zeros((2 * len(demand.accesses), len(shapes)), np.bool_)
     for place, access in enumerate(demand.accesses):
         is_usable = np.isin(shapes, list(access.matching))

@@ -1,6 +1,6 @@
 """Finds stable orders of columns of small integers."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ Rows = npt.NDArray[np.int64]
 _DIGIT_BITS: Final = 16
 
 
-def stable_order(*keys: Rows) -> Rows:
+def stable_order(*keys: npt.NDArray[np.signedinteger[Any]]) -> Rows:
     """Return the order by some keys, the last key first; equal places stay in their order.
 
     Keys are not negative. NumPy counts integers of 16 bits, which takes a fifth of the time of comparing longer ones.

@@ -1,0 +1,94 @@
+"""Reads the rows of a demand table into columns as they are taken in, so that no decision has to read them.
+
+Many rows of one cluster are left to a caller off the event loop. A decision reads what no one has read before.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Final
+
+import numpy as np
+
+from bigfleet.engine.shapes.columns.listed import NUMBERS_MAX, ArrivedRows, ListedColumns, RowNumbers
+from bigfleet.model.need import Need
+
+#: Rows of one cluster that are read as they are taken in, which takes up to some milliseconds; more are left unread.
+ROWS_AT_ONCE_MAX: Final = 256
+#: Clusters that are numbered beyond twice those that have rows, before they are numbered again.
+SPARE_CLUSTERS: Final = 1000
+
+
+class DemandReader:
+    """The columns of a demand table's rows.
+
+    Nothing is read before a row says of which pods it consists: decisions over aggregates do not use these columns.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = RowNumbers(Lock())
+        #: Of all and only the clusters with rows, from the first row with shapes on.
+        self._blocks: dict[str, ArrivedRows] = {}
+        self._is_reading = False
+        self._clusters: list[str] = []
+        self._number_of: dict[str, int] = {}
+        #: The number of the cluster of each row, in list order.
+        self._cluster = array("i")
+
+    def replace(self, cluster: str, needs: Sequence[Need], others: Iterable[tuple[str, Sequence[Need]]]) -> None:
+        """Take in a cluster's rows, in list order, in the place of its former ones; `others` are all other rows."""
+        if not needs:
+            self._blocks.pop(cluster, None)
+            return
+        if not self._is_reading:
+            if not any(need.shapes or need.waiting for need in needs):
+                return
+            self._is_reading = True
+            self._blocks = {name: ArrivedRows(self._numbers, tuple(rows)) for name, rows in others}
+        elif self._has_spare_numbers():
+            self._numbers = RowNumbers(Lock())
+            self._blocks = {name: ArrivedRows(self._numbers, rows.needs) for name, rows in self._blocks.items()}
+        rows = self._blocks[cluster] = ArrivedRows(self._numbers, tuple(needs), self._blocks.get(cluster))
+        if len(needs) <= ROWS_AT_ONCE_MAX:
+            rows.read_unless_busy()
+
+    def unread_rows_of(self, cluster: str) -> ArrivedRows | None:
+        """Return a cluster's rows where a decision would have to read them; None where there is nothing to read."""
+        rows = self._blocks.get(cluster)
+        return None if rows is None or rows.is_read else rows
+
+    def _has_spare_numbers(self) -> bool:
+        """Return whether most of many numbers are no longer used, so that all rows should be numbered again."""
+        size = self._numbers.size
+        return size > NUMBERS_MAX and size > NUMBERS_MAX + 2 * sum(rows.shapes for rows in self._blocks.values())
+
+    @property
+    def has_spare_clusters(self) -> bool:
+        """Whether most of the numbered clusters have no rows, so that all rows should be listed again."""
+        return len(self._clusters) > 2 * len(self._blocks) + SPARE_CLUSTERS
+
+    def list_again(self, needs: Iterable[Need]) -> None:
+        """Have all rows in this order."""
+        self._clusters, self._number_of = [], {}
+        self._cluster = array("i", [self._number(need.cluster) for need in needs])
+
+    def delete(self, place: int) -> None:
+        """Have no row at a place of the list."""
+        del self._cluster[place]
+
+    def insert(self, place: int, need: Need) -> None:
+        """Have a row at a place of the list."""
+        self._cluster.insert(place, self._number(need.cluster))
+
+    def listed(self) -> ListedColumns | None:
+        """Return the columns of all rows as they are listed; None while no row has shapes."""
+        if not self._is_reading or not self._blocks:
+            return None
+        cluster = np.array(self._cluster, np.int32)
+        return ListedColumns(self._numbers, dict(self._blocks), list(self._clusters), cluster)
+
+    def _number(self, cluster: str) -> int:
+        number = self._number_of.setdefault(cluster, len(self._clusters))
+        if number == len(self._clusters):
+            self._clusters.append(cluster)
+        return number

@@ -127,11 +127,12 @@ release-check: $(STAMP) $(if $(filter 0,$(BIGFLEET_REQUIRE_LIBVIRT)),,$(LIBVIRT)
 	  tests/deploy/test_chart_schemas.py tests/kubernetes/charts $(ARGS)
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
-# planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB.
+# planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB. The files begin
+# in the order of collection, the longest first (tests/kubernetes/conftest.py); xdist would begin it last, as it has one test.
 test-kubernetes: $(STAMP) ## run the tests on a real Kubernetes control plane: make test-kubernetes ARGS="-k evict"
 	@$(BIN)/python -m tools.build_controlplane >/dev/null || [ "$$BIGFLEET_REQUIRE_KUBERNETES" != 1 ]
 	@BIGFLEET_CONTROLPLANE="$$($(BIN)/python -m tools.build_controlplane --path)" \
-	  $(BIN)/python -m pytest -n 3 --dist loadfile -m "kubernetes and not slow" $(ARGS)
+	  $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "kubernetes and not slow" $(ARGS)
 
 # make certify-aws ACCOUNT=… REGION=… OFFERINGS=… BOOTSTRAP=s3://… NODE_ROLE=… BUDGET_USD=… CONFIRM=yes; the credentials are those
 # of botocore's chain. docs/aws-provider.md has the rest.

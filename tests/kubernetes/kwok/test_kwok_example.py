@@ -3,14 +3,10 @@
 docs/spec/exec-provider.md §7.
 """
 
-import asyncio
 import base64
 import json
-import os
-import shlex
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,92 +15,12 @@ import pytest
 from bigfleet.demo.kubernetes.control_plane import ControlPlane
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.resources import NODES, PODS
-from tests.cli.provider.exec_examples import PLACES, certify, example
-from tests.conformance.certifications import certification_of
-from tests.guides import executable
 from tests.kubernetes.cluster import ClusterUnderTest, eventually
 from tests.kubernetes.kinds import pod, pod_template
+from tests.kubernetes.kwok.kwok_program import BLOB, KwokProgram
 from tests.patience import PATIENCE_SECONDS
-from tests.processes import bigfleet
 
 pytestmark = pytest.mark.kubernetes
-
-BLOB = b"join with the token 9f8e7d6c5b4a"
-CERTIFY_SECONDS_MAX = 3600.0
-
-
-class KwokProgram:
-    """The example with kubectl in its PATH and the provider's name of one test."""
-
-    def __init__(self, plane: ControlPlane, plane_program: Path, folder: Path) -> None:
-        self.path = example("kwok.sh", folder)
-        executable(folder / "bin" / "kubectl", f'#!/bin/sh\nexec {shlex.quote(str(plane_program))} kubectl "$@"\n')
-        self.name = f"kwok-{folder.name.replace('_', '-').lower()[:20].rstrip('-')}"
-        self.variables = {
-            "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(folder),
-            "KUBECONFIG": str(plane.admin_kubeconfig),
-            "KWOK_HEARTBEAT_SECONDS": "0.2",
-        }
-        self.environment = {**os.environ, **self.variables, "KWOK_PROVIDER": self.name, "KWOK_SLOTS": "2"}
-
-    def question(self, operation_id: str, cluster: str = "team-a") -> dict[str, Any]:
-        """Return the question about the second machine."""
-        machine = {
-            "id": f"{self.name}-0001",
-            "instance_type": "kwok.16x64",
-            "zone": "zone-b",
-            "labels": {"rack": "b-17"},
-            "host_ref": "op-MADE",
-            "cluster": cluster,
-        }
-        blob = base64.b64encode(BLOB).decode()
-        return {"machine": machine, "operation": {"id": operation_id}, "blob": blob, "grace_seconds": 30}
-
-    def run(self, verb: str, question: dict[str, Any] | None = None) -> str:
-        """Return what it prints."""
-        done = subprocess.run(
-            [self.path, verb],
-            input=json.dumps(question or {}),
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def hosts(self) -> list[dict[str, Any]]:
-        """Return the hosts of the inventory."""
-        lines = [json.loads(line) for line in self.run("inventory").splitlines()]
-        assert lines[-1] == {"end": True, "unread_prefixes": []}
-        return [line["host"] for line in lines if "host" in line]
-
-    @asynccontextmanager
-    async def feeding(self) -> AsyncIterator[None]:
-        """Run the feed, again whenever it failed; when its standard input closes it must end."""
-        inputs: list[asyncio.StreamWriter] = []
-        is_over = asyncio.Event()
-
-        async def run() -> None:
-            while not is_over.is_set():
-                feed = await asyncio.create_subprocess_exec(
-                    self.path, "feed", stdin=subprocess.PIPE, env=self.environment
-                )
-                assert feed.stdin is not None
-                inputs.append(feed.stdin)
-                if is_over.is_set():
-                    feed.stdin.close()
-                await feed.wait()
-
-        running = asyncio.create_task(run())
-        try:
-            yield
-        finally:
-            is_over.set()
-            for each in inputs:
-                each.close()
-            await asyncio.wait_for(running, PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -244,29 +160,3 @@ async def test_an_evicted_pod_goes_and_a_drain_leaves_neither_node_nor_pods(
         "-n", namespace, "patch", "pod", "held", "--type=merge", "--patch", '{"metadata": {"finalizers": null}}'
     )
     await cluster.gone(PODS, "held", namespace)
-
-
-#: The suite starts providers at the same time, all on one control plane: each state file has a prefix of its own.
-LAUNCH = """#!/bin/sh
-KWOK_PROVIDER=k$(printf %s "$1" | cksum | cut -d' ' -f1) KWOK_SLOTS=$2
-export KWOK_PROVIDER KWOK_SLOTS
-shift 2
-exec {served} "$@"
-"""
-
-
-# Minutes, and more beside other tests.
-@pytest.mark.timeout(CERTIFY_SECONDS_MAX)
-def test_the_kwok_example_is_certified(
-    program: KwokProgram, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in program.variables.items():
-        monkeypatch.setenv(name, value)
-    # As it is shipped: a pass of `feed` each fifth of a second takes a whole core.
-    monkeypatch.delenv("KWOK_HEARTBEAT_SECONDS")
-    served = shlex.join(bigfleet("provider", "exec", "--program", str(program.path)))
-    launch = executable(tmp_path / "launch", LAUNCH.format(served=served))
-    command = f"{shlex.quote(str(launch))} {{state}} {{seeds}} {PLACES}"
-    # Each call runs kubectl several times, beside a control plane on the same processors.
-    certification = certification_of(request)
-    certify(certification, tmp_path / "out", command, patience="180s", seconds_max=CERTIFY_SECONDS_MAX)

@@ -19,6 +19,10 @@ from bigfleet.sim.kernel.virtual_time import VirtualTimeLoop
 from tests.engine.proof import in_proportion
 from tests.lengths import LENGTHS, lengths_named_in, may_choose
 
+# Before gRPC's core is first imported: it would start its threads again in a child of ours that forks before it runs
+# another program, which now and then kills the child.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 # No example has a deadline: a busy machine may take any time for it. What else is set, as in CI, is kept. A property
 # that sets no number runs Hypothesis's 100 examples at CI's number of fleets, and a quarter of them in a quick look.
 settings.register_profile("bigfleet", settings(), deadline=None, max_examples=min(100, in_proportion(400)))

@@ -1,6 +1,5 @@
 """Real shard processes that collide, are stopped under way, or find no room on their disk (docs/spec/shard.md §15)."""
 
-import resource
 import signal
 import subprocess
 import time
@@ -95,14 +94,11 @@ def test_a_shard_that_is_stopped_under_way_leaves_the_machine_to_the_next(tmp_pa
 @pytest.mark.rule("shard 2/8")
 def test_a_shard_without_room_for_its_state_file_does_not_start(tmp_path: Path) -> None:
     """Exit 1 and one line that names the file; no byte can be written beyond the first page."""
-
-    def no_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-
+    # Files of at most 8 blocks of 512 bytes.
+    no_room = ("sh", "-c", 'ulimit -f 8 && exec "$@"', "sh")
     arguments = ("--provider-addr", "127.0.0.1:1", "--data-dir", str(tmp_path), "--metrics-addr", "off")
     said = subprocess.run(
-        bigfleet("shard", *arguments, "--listen", "127.0.0.1:0"),
-        preexec_fn=no_room,
+        [*no_room, *bigfleet("shard", *arguments, "--listen", "127.0.0.1:0")],
         capture_output=True,
         text=True,
         timeout=PATIENCE_SECONDS,

@@ -82,6 +82,13 @@ class Inventory:
         """Say of each of many machines whether it is not known."""
         return self._machines.lacking(ids)
 
+    def equal(self, machines: Sequence[Machine]) -> npt.NDArray[np.bool_]:
+        """Say of each of many machines whether it is known like this, but for stamps.
+
+        False also where it is not known without a look at `record_of` the machine.
+        """
+        return self._machines.equal(machines)
+
     @property
     def insertions(self) -> int:
         """How many machines were added since the start; the same number twice means that none came between."""

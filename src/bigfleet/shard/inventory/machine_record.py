@@ -247,7 +247,7 @@ class Keeper:
         self._made_here.clear()
 
     def _numbered_facts(self, key: tuple[object, ...], machine: Machine) -> NumberedFacts:
-        facts = Facts(*_FACTS(machine))
+        facts = Facts(*FACTS_OF(machine))
         vocabulary = self._vocabulary
         if len(self._facts) >= SHARED_MAX:
             self._facts.clear()
@@ -261,4 +261,5 @@ def binding_of(machine: Machine) -> Binding:
     return Binding(machine.state, machine.cluster, machine.stamp)
 
 
-_FACTS = attrgetter("host.provider", *Facts._fields[1:])
+#: The fields of a machine that are facts, in their order.
+FACTS_OF: Final = attrgetter("host.provider", *Facts._fields[1:])

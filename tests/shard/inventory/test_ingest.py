@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import HostRef, Machine, PreemptedFor, invariant_fault
+from bigfleet.model.machine import NO_STAMP, HostRef, Machine, PreemptedFor, invariant_fault
 from bigfleet.model.states import CapacityType, MachineState, is_legal_transition
 from bigfleet.shard.inventory import packed_records
 from bigfleet.shard.inventory.ingest import Ingest
@@ -104,7 +104,8 @@ def check_story(story: list[tuple[str, Any]], asked: Machine) -> None:
 
         known = inventory.get("m")
         assert ingest.applied_state(MachineId("m")) == (applied.state if applied is not None else None)
-        for record in (asked, *([applied] if applied is not None else [])):
+        seen = [] if known is None else [replace(known, **NO_STAMP._asdict())]
+        for record in (asked, *seen, *([applied] if applied is not None else [])):
             expected = (
                 known is not None
                 and applied == record
@@ -141,6 +142,7 @@ async def test_a_machine_that_nobody_holds_is_kept_without_a_binding() -> None:
         {"node_name": "n1"},
         {"last_error": "broken"},
         {"cluster": ClusterId("c1")},
+        {"state": S.DELETING},
     ],
     ids=lambda changes: next(iter(changes)),
 )
@@ -159,6 +161,18 @@ async def test_of_many_records_those_that_say_anything_new_are_found(
     ]
 
     assert world.shard.ingest.changed(records) == {MachineId("m"), MachineId("o")}
+
+
+async def test_a_record_like_our_view_is_new_when_the_last_one_said_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A free machine that its provider showed with a cluster is shown without one."""
+    monkeypatch.setattr(packed_records, "UNPACKED_MAX", 0)
+    world = World()
+    world.shard.ingest.observe(ListedMachine(machine("m", S.IDLE, cluster=ClusterId("c1")), {}))
+
+    assert world.machine("m") == machine("m", S.IDLE)
+    assert world.shard.ingest.changed([ListedMachine(machine("m", S.IDLE), {})]) == {MachineId("m")}
 
 
 @pytest.mark.parametrize("state", [S.CONFIGURED, S.DRAINING, S.FAILED])

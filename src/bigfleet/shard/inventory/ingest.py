@@ -224,13 +224,13 @@ class Ingest:
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
         try:
-            fault = record_fault(record)
+            fault = record_fault(record, known)
             if fault is not None:
                 raise InventoryRefusal(*fault)
             if known is None:
                 self._inventory.insert(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
             else:
-                self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos, binding=binding)
+                self._inventory.replace(observed, known, seconds, unix_nanos, binding)
         except InventoryRefusal as refusal:
             self._reject(machine_id, refusal, seconds)
             return False

@@ -198,9 +198,8 @@ class Keeper:
         self, machine: Machine, binding: Binding, idle_since_seconds: float, vocabulary: Vocabulary
     ) -> tuple[InventoryRecord, Numbers]:
         """Return what to keep of a machine whose state, cluster and stamps are those of `binding`, and its numbers."""
-        bound = self.binding(binding, vocabulary)
+        binding, state, cluster, stamp = self.binding(binding, vocabulary)
         facts, shape, offer = self.facts(machine, vocabulary)
-        binding, state, cluster, stamp = bound
         return (
             InventoryRecord(facts, binding, machine.host.ref, machine.node_name, machine.last_error),
             (state, cluster, shape, offer, stamp, idle_since_seconds),
@@ -208,7 +207,8 @@ class Keeper:
 
     def facts(self, machine: Machine, vocabulary: Vocabulary) -> NumberedFacts:
         """Return the facts of a machine in numbers of the vocabulary."""
-        self._use(vocabulary)
+        if vocabulary is not self._vocabulary:
+            self._use(vocabulary)
         key = (
             machine.host.provider,
             machine.instance_type,
@@ -224,14 +224,14 @@ class Keeper:
 
     def binding(self, binding: Binding, vocabulary: Vocabulary) -> NumberedBinding:
         """Return a binding in numbers of the vocabulary; equal ones are one object."""
-        self._use(vocabulary)
+        if vocabulary is not self._vocabulary:
+            self._use(vocabulary)
         return self._made_here.get(id(binding)) or self._bindings.get(binding) or self._numbered_binding(binding)
 
     def _use(self, vocabulary: Vocabulary) -> None:
-        if vocabulary is not self._vocabulary:
-            self._vocabulary = vocabulary
-            self._facts.clear()
-            self._forget_bindings()
+        self._vocabulary = vocabulary
+        self._facts.clear()
+        self._forget_bindings()
 
     def _numbered_binding(self, binding: Binding) -> NumberedBinding:
         state, cluster, stamp = binding

@@ -23,6 +23,8 @@ from tests.shard.world import ScriptedProvider, World, machine
 S = MachineState
 SOUND = machine("m0", S.IDLE)
 LONG = "x" * (TEXT_BYTES_MAX + 1)
+#: The fewest characters that have too many bytes.
+WIDE = "\U0001f600" * (TEXT_BYTES_MAX // 4 + 1)
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "no id": {"id": ""},
@@ -43,6 +45,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "provider": {"host": HostRef("p\n", "r")},
     "reference": {"host": HostRef("p", LONG)},
     "node": {"node_name": LONG},
+    "bytes of a reference": {"host": HostRef("p", WIDE)},
+    "bytes of a node": {"node_name": WIDE},
     "cluster": {"cluster": ClusterId("a b"), "state": S.CONFIGURED},
 }
 

@@ -19,6 +19,9 @@ TEXT_BYTES_MAX: Final = 1_024
 RESOURCE_NAMES_MAX: Final = 32
 LABELS_MAX: Final = 256
 
+#: No text of so many characters has more bytes than `TEXT_BYTES_MAX`.
+_SURELY_SHORT: Final = TEXT_BYTES_MAX // 4
+
 #: The reason of a rejection for a size, a text or a count.
 LIMITS: Final = "limits"
 
@@ -36,9 +39,10 @@ def record_fault(record: ListedMachine, known: InventoryRecord | None = None) ->
     if isinstance(record, OversizedRecord):
         return LIMITS, f"the record has {record.size_bytes:,} bytes, at most {RECORD_BYTES_MAX:,} are allowed"
     ref, node_name = machine.host.ref, machine.node_name
-    if _bytes(ref) > TEXT_BYTES_MAX:
+    # Bytes are counted where there may be too many of them.
+    if len(ref) > _SURELY_SHORT and _bytes(ref) > TEXT_BYTES_MAX:
         return LIMITS, f"host.ref {_too_long(ref)}"
-    if _bytes(node_name) > TEXT_BYTES_MAX:
+    if len(node_name) > _SURELY_SHORT and _bytes(node_name) > TEXT_BYTES_MAX:
         return LIMITS, f"node_name {_too_long(node_name)}"
     fault = cluster_fault(machine.cluster)
     if fault is not None:

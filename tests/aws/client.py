@@ -57,7 +57,7 @@ class ShimClient:
 
     def live(self) -> list[Any]:
         """Return the instances that cost money."""
-        # After a certification there are more than one answer holds.
+        # After a certification there are more instances than one page has.
         pages = self.client("ec2").get_paginator("describe_instances").paginate()
         found = [reservation for page in pages for reservation in page["Reservations"]]
         instances = [each for reservation in found for each in reservation["Instances"]]

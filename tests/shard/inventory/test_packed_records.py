@@ -125,7 +125,7 @@ def pairs(words: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
 def test_many_machines_are_compared_as_one_by_one(
     many: list[tuple[tuple[str, str, str], tuple[str, str, str], str]],
     unpacked_max: int,
-    looked_up_alone_max: int,
+    one_by_one_max: int,
     collides: bool,
     order: Random,
 ) -> None:
@@ -133,7 +133,7 @@ def test_many_machines_are_compared_as_one_by_one(
     packed, asked, expected = PackedRecords(), list[Machine](), list[bool]()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packed_records, "UNPACKED_MAX", unpacked_max)
-        patch.setattr(packed_records, "_LOOKED_UP_ALONE_MAX", looked_up_alone_max)
+        patch.setattr(packed_records, "_ONE_BY_ONE_MAX", one_by_one_max)
         for number, (known, shown, kind) in enumerate(many):
             machine_id = MachineId(SameHash(f"m-{number}") if collides else f"m-{number}")
             stored = with_texts(machine_id, *known)
@@ -177,14 +177,14 @@ def facts_of(shown: Machine) -> Facts:
     return Facts(*FACTS_OF(shown))
 
 
-@pytest.mark.parametrize("looked_up_alone_max", [0, 16])
+@pytest.mark.parametrize("one_by_one_max", [0, 16])
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("hashes", [SameHash, str])
 def test_many_machines_are_found_in_any_order(
-    looked_up_alone_max: int, step: int, hashes: type[str], monkeypatch: pytest.MonkeyPatch
+    one_by_one_max: int, step: int, hashes: type[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Among as many that are not known, and that want the same slots."""
-    monkeypatch.setattr(packed_records, "_LOOKED_UP_ALONE_MAX", looked_up_alone_max)
+    monkeypatch.setattr(packed_records, "_ONE_BY_ONE_MAX", one_by_one_max)
     packed, expected = PackedRecords(), dict[MachineId, InventoryRecord]()
     add(packed, expected, [MachineId(hashes(f"m-{number}")) for number in range(100)], 1)
     asked = [MachineId(hashes(f"m-{number}")) for number in range(200)][::step]

@@ -137,7 +137,7 @@ class HostTextColumn:
         return has_ref
 
     def are(self, numbers: npt.NDArray[np.int64], refs: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Say of each of some machines whether it has this host reference, this node name and no last error.
+        """Return for each of some machines whether it has this host reference, this node name and no last error.
 
         False also where it is not known without a look at the machine itself.
         """

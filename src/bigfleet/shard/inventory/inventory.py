@@ -83,7 +83,7 @@ class Inventory:
         return self._machines.lacking(ids)
 
     def equal(self, machines: Sequence[Machine]) -> npt.NDArray[np.bool_]:
-        """Say of each of many machines whether it is known like this, but for stamps.
+        """Return for each of many machines whether it is known like this, but for stamps.
 
         False also where it is not known without a look at `record_of` the machine.
         """

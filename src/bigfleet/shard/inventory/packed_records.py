@@ -24,8 +24,8 @@ from bigfleet.shard.inventory.machine_record import FACTS_OF, Binding, Facts, In
 UNPACKED_MAX: Final = 4096
 _EMPTY: Final = -1
 _SLOTS_MIN: Final = 64
-#: The last machines of many are looked up one by one.
-_LOOKED_UP_ALONE_MAX: Final = 16
+#: So few machines are looked up one by one.
+_ONE_BY_ONE_MAX: Final = 16
 _LAST_ERROR: Final = attrgetter("last_error")
 
 Places = npt.NDArray[np.int64]
@@ -83,7 +83,7 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         return lacks
 
     def equal(self, machines: Sequence[Machine]) -> Mask:
-        """Say of each of many machines whether its record says the same of it, but for stamps.
+        """Return for each of many machines whether its record says the same of it, but for stamps.
 
         False also where it is not known without a look at the record itself. Fastest in the order in which they came.
         """
@@ -236,7 +236,7 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
         last = np.int64(len(table) - 1)
         slots = np.array([hash(ids[number]) for number in left.tolist()], np.int64) & last
-        while len(left) > _LOOKED_UP_ALONE_MAX:
+        while len(left) > _ONE_BY_ONE_MAX:
             places = table[slots]
             is_taken = places != _EMPTY
             left, slots, places = left[is_taken], slots[is_taken], places[is_taken]

@@ -71,7 +71,7 @@ def facts_fault(machine: Machine, accepted: Facts | None = None) -> tuple[str, s
 
 
 def _are_accepted(machine: Machine, accepted: Facts) -> bool:
-    """Say whether all maps and texts among a machine's facts are those of facts that were accepted."""
+    """Return whether all maps and texts of a machine are those of accepted facts."""
     return (
         machine.labels is accepted.labels
         and machine.allocatable is accepted.allocatable

@@ -82,7 +82,7 @@ class Reading:
 
     @property
     def is_met(self) -> bool | None:
-        """Say whether it is within; None where nothing is wanted."""
+        """Return whether it is within; None where nothing is wanted."""
         if self.most is not None:
             return self.value <= self.most
         return None if self.least is None else self.value >= self.least

@@ -53,7 +53,7 @@ def slot(number: int) -> Slot:
 
 
 def is_hosted(number: int) -> bool:
-    """Say whether a machine has a host and is bound: six of ten."""
+    """Return whether a machine has a host and is bound: six of ten."""
     return number % 10 < 6
 
 

@@ -70,7 +70,7 @@ class Coordinator:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / _KIB
 
     def leads(self) -> bool:
-        """Say whether it says of itself that it leads."""
+        """Return whether it says of itself that it leads."""
         try:
             with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=1.0) as answer:
                 return b"\nbigfleet_coordinator_leader 1.0" in answer.read()

@@ -85,7 +85,7 @@ class AgreeingShard:
         self._frames.put_nowait(frame)
 
     def has_sent(self, roll_ups: int) -> bool:
-        """Say whether so many roll-ups have come."""
+        """Return whether so many roll-ups have come."""
         return self.roll_ups >= roll_ups
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class Counting:
         self.puts += 1
 
     def has_heard(self, puts: int) -> bool:
-        """Say whether there were so many."""
+        """Return whether there were so many."""
         return self.puts >= puts
 
     def remove(self, former: KubernetesObject) -> None:

@@ -419,7 +419,7 @@ class Fleet:
         ]
 
     def is_worth_more(self, requester: ShardId, action: Action, victim: Want) -> bool:
-        """Say whether a drain is for work of its shard that is both more urgent and costlier to interrupt."""
+        """Return whether a drain is for work of its shard that is both more urgent and costlier to interrupt."""
         return any(
             each.priority == action.preemptor_priority
             and each.priority > victim.priority

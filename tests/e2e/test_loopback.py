@@ -21,7 +21,7 @@ def is_reached(host: str, port: int) -> bool:
 
 
 def says(http: str, line: str) -> bool:
-    """Say whether the metrics have a line; they may be served after the port is."""
+    """Return whether the metrics have a line; they may be served after the port is."""
     try:
         with urllib.request.urlopen(f"http://{http}/metrics", timeout=PATIENCE_SECONDS) as answer:
             return line in answer.read().decode().splitlines()

@@ -111,7 +111,7 @@ class World:
 
     @property
     def is_moving(self) -> bool:
-        """Say whether some transition has not ended yet."""
+        """Return whether some transition has not ended yet."""
         return bool(self._due)
 
     def _ended(self, machine: Machine) -> Machine:
@@ -276,7 +276,7 @@ def trading_gangs(course: Course, *, last: int) -> list[Trade]:
 
 
 def trades_domains(course: Course, *, last: int) -> bool:
-    """Say whether gangs trade domains: the one exception of docs/spec/aggregates.md §9.9."""
+    """Return whether gangs trade domains: the one exception of docs/spec/aggregates.md §9.9."""
     return any(len(trade.domains) > 1 for trade in trading_gangs(course, last=last))
 
 

@@ -307,14 +307,14 @@ def definitions_in(folder: Path) -> dict[str, JsonObject]:
 
 
 def is_ready(pod: PodObject) -> bool:
-    """Say whether a pod runs and its condition Ready is True."""
+    """Return whether a pod runs and its condition Ready is True."""
     return pod.status.phase == "Running" and any(
         each.type == "Ready" and each.status == "True" for each in pod.status.conditions or ()
     )
 
 
 def is_unschedulable(pod: PodObject) -> bool:
-    """Say whether the scheduler has found no room for a pod."""
+    """Return whether the scheduler has found no room for a pod."""
     return any(
         each.type == "PodScheduled" and each.status == "False" and each.reason == "Unschedulable"
         for each in pod.status.conditions or ()

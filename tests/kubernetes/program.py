@@ -43,7 +43,7 @@ class Program:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether it has ended by itself though it is wanted."""
+        """Return whether it has ended by itself though it is wanted."""
         return self.is_wanted and not self.is_running
 
     def start(self) -> None:

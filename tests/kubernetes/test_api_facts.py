@@ -18,7 +18,7 @@ pytestmark = pytest.mark.kubernetes
 
 
 async def may(api: KubernetesApi, namespace: str, rule: RoleRule) -> bool:
-    """Say whether a client may already do the first thing that a rule allows."""
+    """Return whether a client may already do the first thing that a rule allows."""
     resource, _, subresource = rule["resources"][0].partition("/")
     attributes: dict[str, Json] = {
         "namespace": namespace,

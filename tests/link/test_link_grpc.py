@@ -62,7 +62,7 @@ class LinkedShard(HandoverShard):
         )
 
     def has(self, machine_id: str) -> bool:
-        """Say whether the machine is this shard's, by its file."""
+        """Return whether the machine is this shard's, by its file."""
         record = self.provider.records[machine_id]
         return self.owned.owns(record, "", me=self.name, inherits=frozenset(), stays=False)
 

@@ -47,7 +47,7 @@ PARAMETERS = [pytest.param(case, id=f"{case.kind}: {case.name}") for case in CAS
 
 
 def contains(found: Any, expected: Any) -> bool:
-    """Say whether a value has everything that is expected of it; mappings may have more."""
+    """Return whether a value has everything that is expected of it; mappings may have more."""
     if isinstance(expected, dict):
         return isinstance(found, dict) and all(contains(found.get(name), each) for name, each in expected.items())
     return bool(found == expected)

@@ -26,7 +26,7 @@ def _program(rule: str) -> Any:
 
 
 def holds(rule: str, value: Any, before: Any) -> bool:
-    """Say whether a rule holds of a value, and for a transition rule of the value before. Raises CELEvalError."""
+    """Return whether a rule holds of a value, and for a transition rule of the value before. Raises CELEvalError."""
     values = {"self": json_to_cel(value)}
     if before is not None:
         values["oldSelf"] = json_to_cel(before)

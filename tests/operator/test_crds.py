@@ -251,7 +251,7 @@ def test_what_the_operator_writes_is_a_quantity_to_the_schema(milli: int, family
 
 
 def is_about_a_rule(case: DefinitionCase) -> bool:
-    """Say whether a case is refused by a rule in CEL."""
+    """Return whether a case is refused by a rule in CEL."""
     messages = [message for _, message in rules_of(schema_of(DEFINITIONS[case.kind]))]
     return any(text in message for text in case.refused for message in messages)
 

@@ -48,7 +48,7 @@ class FakeBuild:
 
     @property
     def is_over(self) -> bool:
-        """Say whether the test has ended it."""
+        """Return whether the test has ended it."""
         return self.end.is_set()
 
     def wait(self) -> bool:

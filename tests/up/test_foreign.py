@@ -35,7 +35,7 @@ def program() -> "subprocess.Popen[bytes]":
 
 
 def is_held(pipe: int) -> bool:
-    """Say whether anybody could read what is written to a pipe."""
+    """Return whether anybody could read what is written to a pipe."""
     try:
         return os.write(pipe, b"x") == 1
     except BrokenPipeError:

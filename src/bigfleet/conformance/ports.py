@@ -161,17 +161,17 @@ class Answer:
 
     @property
     def is_ok(self) -> bool:
-        """Say whether the call was taken."""
+        """Return whether the call was taken."""
         return self.status is Status.OK
 
     @property
     def is_fenced(self) -> bool:
-        """Say whether the fence refused it."""
+        """Return whether the fence refused it."""
         return self.status is Status.FAILED_PRECONDITION
 
     @property
     def is_refused(self) -> bool:
-        """Say whether something other than the fence refused it."""
+        """Return whether something other than the fence refused it."""
         return not self.is_ok and not self.is_fenced
 
 

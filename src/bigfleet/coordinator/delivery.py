@@ -48,7 +48,7 @@ class State(Enum):
 
     @property
     def is_final(self) -> bool:
-        """Say whether nothing more happens to it."""
+        """Return whether nothing more happens to it."""
         return self not in (State.PENDING, State.DELIVERED)
 
 
@@ -72,7 +72,7 @@ class InstructionEntry:
 
     @property
     def is_persistent(self) -> bool:
-        """Say whether it follows from state, and is therefore never abandoned."""
+        """Return whether it follows from state, and is therefore never abandoned."""
         payload = self.instruction.payload
         if isinstance(payload, AssignDomain | UnassignDomain):
             return True

@@ -47,7 +47,7 @@ class Benefit(NamedTuple):
 
     @property
     def is_worth_it(self) -> bool:
-        """Say whether it closes everything, or one dimension by enough."""
+        """Return whether it closes everything, or one dimension by enough."""
         return self.is_all_closed or self.is_enough
 
 
@@ -86,7 +86,7 @@ class Flow:
     benefit: Benefit
 
     def is_before(self, other: "Flow | None") -> bool:
-        """Say whether this is the better one (§7.2).
+        """Return whether this is the better one (§7.2).
 
         All closed first, then the larger least closed dimension, then the larger rest of the donor; ties go to donor,
         type, zone ascending.
@@ -314,7 +314,7 @@ class Drains:
         return known
 
     def is_open(self, asking: ShortfallClass, draining_donors: set[ShardId]) -> bool:
-        """Say whether a drain could still do something for an asking, or must be asked why it cannot."""
+        """Return whether a drain could still do something for an asking, or must be asked why it cannot."""
         return any(
             name in self._wanted_by or any(donor not in draining_donors for _, donor in self._of_type.get(name, ()))
             for name in self.types(asking)
@@ -325,7 +325,7 @@ class Drains:
         return self._of_type.get(instance_type, [])
 
     def is_wanted_by_others(self, instance_type: str, requester: ShardId) -> bool:
-        """Say whether another donor has a shortfall that the type could serve."""
+        """Return whether another donor has a shortfall that the type could serve."""
         return bool(self._wanted_by.get(instance_type, _NO_SHARDS) - {requester})
 
 
@@ -336,12 +336,12 @@ class Cooling:
     flows: set[FlowKey]
 
     def bars(self, giveable: Giveable, requester: ShardId) -> bool:
-        """Say whether the flow from a row to a shard rests."""
+        """Return whether the flow from a row to a shard rests."""
         row = giveable.row
         return FlowKey.between(row.instance_type, row.zone, giveable.donor, requester) in self.flows
 
     def bars_drain(self, instance_type: str, donor: ShardId, requester: ShardId) -> bool:
-        """Say whether a donor rests from draining a type for a shard."""
+        """Return whether a donor rests from draining a type for a shard."""
         return FlowKey.between(instance_type, "", donor, requester) in self.flows
 
 

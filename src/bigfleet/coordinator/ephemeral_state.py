@@ -115,7 +115,7 @@ class EphemeralState:
     # ---- reports ------------------------------------------------------------------------------------------------
 
     def is_in_order(self, report: ReceivedReport) -> bool:
-        """Say whether a report is not older than the last one of its shard."""
+        """Return whether a report is not older than the last one of its shard."""
         known = self.known.get(report.shard_id)
         return known is None or report.order >= known.report.order
 
@@ -156,14 +156,14 @@ class EphemeralState:
     # ---- ownership ----------------------------------------------------------------------------------------------
 
     def is_fresh(self, shard_id: ShardId, now_seconds: float) -> bool:
-        """Say whether a shard reported within three report cycles."""
+        """Return whether a shard reported within three report cycles."""
         known = self.known.get(shard_id)
         return known is not None and now_seconds - known.received_seconds <= (
             FRESH_CYCLES * self.ledger.report_cycle_seconds
         )
 
     def has_current_view(self, shard_id: ShardId, now_seconds: float) -> bool:
-        """Say whether no older leader can change the shard's last view any more (§9.6)."""
+        """Return whether no older leader can change the shard's last view any more (§9.6)."""
         known = self.known.get(shard_id)
         if known is None or known.reported is None or not self.is_fresh(shard_id, now_seconds):
             return False
@@ -227,7 +227,7 @@ class EphemeralState:
         return replace(self, ledger=ledger)
 
     def _is_leaving_already(self, wanted: WantedInstruction, now_seconds: float) -> bool:
-        """Say whether a shard has just agreed to leave a domain, and has not been given it since.
+        """Return whether a shard has just agreed to leave a domain, and has not been given it since.
 
         A view lists what is being left among what is held, for as long as machines there are bound: sent again with
         every report, the shard would report every second meanwhile.

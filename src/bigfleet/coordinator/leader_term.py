@@ -170,7 +170,7 @@ class Term:
     # ---- what readers see ----------------------------------------------------------------------------------------
 
     def is_alive(self, shard_id: ShardId) -> bool:
-        """Say whether a shard reported within three report cycles."""
+        """Return whether a shard reported within three report cycles."""
         return self.ephemeral.is_fresh(shard_id, self._clock.monotonic_seconds())
 
     def instructions(self) -> tuple[InstructionEntry, ...]:

@@ -108,7 +108,7 @@ def reconcile_ownership(shard_id: ShardId, peers: PeerViews) -> OwnershipPlan:
 
 
 def still_follows(instruction: Instruction, to: ShardId, peers: PeerViews) -> bool:
-    """Say whether what was enqueued for a shard still follows from what is known, at the moment of its delivery.
+    """Return whether what was enqueued for a shard still follows from what is known, at the moment of its delivery.
 
     An adoption needs its release in some view, and nothing later anywhere: a shard that has lost its disk would
     otherwise adopt what it has given on since. A row is forgotten only if no other shard has the machine meanwhile.
@@ -164,7 +164,7 @@ def _moved(view: OwnershipView) -> Iterable[tuple[MachineId, OwnershipRow]]:
 
 
 def _has_left(view: OwnershipView, domain: Domain) -> bool:
-    """Say whether a shard has left a domain, in its report and by its answers since.
+    """Return whether a shard has left a domain, in its report and by its answers since.
 
     Judged on an old view the domain could have two owners.
     """
@@ -222,7 +222,7 @@ def _reconcile_machine(machine_id: MachineId, view: OwnershipView, peers: PeerVi
 
 
 def _is_nowhere(rows: Iterable[OwnershipRow]) -> bool:
-    """Say whether no row says more than that the machine is elsewhere."""
+    """Return whether no row says more than that the machine is elsewhere."""
     return all(row.kind is RowKind.DISOWNED for row in rows)
 
 

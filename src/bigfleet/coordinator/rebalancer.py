@@ -82,7 +82,7 @@ class Rebalancing:
         self.last: RebalancePlan | None = None
 
     def is_due(self, now_seconds: float) -> bool:
-        """Say whether passes may run in this term yet."""
+        """Return whether passes may run in this term yet."""
         return now_seconds >= self._first_seconds
 
     def run(

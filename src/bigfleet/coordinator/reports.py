@@ -50,7 +50,7 @@ class ShortfallClass:
     serial: int
 
     def is_served_by(self, row: ZoneCapacity) -> bool:
-        """Say whether a row serves it (§7.1): accepted, large enough, and of use in a dimension that is short."""
+        """Return whether a row serves it (§7.1): accepted, large enough, and of use in a dimension that is short."""
         return (
             accepts(self.gate, row.instance_type, row.zone)
             and vector.covers(row.allocatable, self.min_unit)
@@ -159,7 +159,7 @@ def _columns(deficit: Vector) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65_536)
 def accepts(gate: tuple[Requirement, ...], instance_type: str, zone: str | None) -> bool:
-    """Say whether machines of that type and zone meet the requirements on both; a zone of None is any zone."""
+    """Return whether machines of that type and zone meet the requirements on both; a zone of None is any zone."""
     for requirement in gate:
         if requirement.key == labels.INSTANCE_TYPE:
             if not requirement.holds(instance_type or None):

@@ -79,7 +79,7 @@ class TracePod:
 
     @property
     def lives(self) -> bool:
-        """Say whether there is any second at which the pod lives."""
+        """Return whether there is any second at which the pod lives."""
         return self.deletion_second is None or self.deletion_second > self.creation_second
 
 

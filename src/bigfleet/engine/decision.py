@@ -223,7 +223,7 @@ class RowResult:
 
     @property
     def satisfied(self) -> bool:
-        """Say whether Phase 1 left nothing short."""
+        """Return whether Phase 1 left nothing short."""
         return not self.deficit
 
     @property

@@ -51,7 +51,7 @@ def proving_shapes(folded: Need, pool: CandidatePool) -> frozenset[int]:
 
 
 def is_foldable(folded: Need, pool: CandidatePool) -> bool:
-    """Say whether some machine proves the fold."""
+    """Return whether some machine proves the fold."""
     proving = proving_shapes(folded, pool)
     return bool(proving) and not (
         proving.isdisjoint(pool.free_shapes)

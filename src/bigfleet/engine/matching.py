@@ -18,12 +18,12 @@ VectorItems = frozenset[tuple[str, int]]
 
 
 def matches(profile: Profile, machine: Machine) -> bool:
-    """Say whether all requirements of the profile hold; resources, price, state and stamps play no part."""
+    """Return whether all requirements of the profile hold; resources, price, state and stamps play no part."""
     return all(r.holds(machine.attribute(r.key)) for r in profile.requirements)
 
 
 def fits(profile: Profile, min_unit: Vector, machine: Machine) -> bool:
-    """Say whether the profile matches and the machine's supply covers the min unit."""
+    """Return whether the profile matches and the machine's supply covers the min unit."""
     return vector.covers(machine.supply, min_unit) and matches(profile, machine)
 
 

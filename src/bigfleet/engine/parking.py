@@ -22,7 +22,7 @@ def parking_key(need: Need) -> ParkingKey:
 
 
 def is_parked_age(age: int) -> bool:
-    """Say whether a class of that age is parked in the coming cycle."""
+    """Return whether a class of that age is parked in the coming cycle."""
     return age >= PARK_AFTER_CYCLES and age % LOOK_AGAIN_CYCLES != 0
 
 

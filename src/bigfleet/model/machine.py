@@ -32,7 +32,7 @@ class HostRef(NamedTuple):
 
     @property
     def is_present(self) -> bool:
-        """Say whether there is a host at all."""
+        """Return whether there is a host at all."""
         return bool(self.provider or self.ref)
 
 

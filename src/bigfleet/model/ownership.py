@@ -95,7 +95,7 @@ class Owned:
     def owns(
         self, machine: Machine, assigned_shard: str, *, me: ShardId, inherits: frozenset[ShardId], stays: bool
     ) -> bool:
-        """Say whether a listed machine is ours: the first rule of §9.1 that applies.
+        """Return whether a listed machine is ours: the first rule of §9.1 that applies.
 
         `assigned_shard` is what its metadata says. `stays`: it is in our inventory, and bound, pending, in a transition
         or reserved.

@@ -49,7 +49,7 @@ class Requirement:
         object.__setattr__(self, "values", tuple(sorted(set(self.values))))
 
     def holds(self, value: str | None) -> bool:
-        """Say whether an attribute satisfies this; None is an absent one (docs/spec/model.md §9)."""
+        """Return whether an attribute satisfies this; None is an absent one (docs/spec/model.md §9)."""
         match self.operator:
             case Operator.IN:
                 return value is not None and value in self.values

@@ -58,7 +58,7 @@ class Overhead:
         object.__setattr__(self, "requirements", tuple(sorted(set(self.requirements))))
 
     def applies(self, attribute: Callable[[str], str | None]) -> bool:
-        """Say whether a machine, asked for its attributes by name, has this overhead."""
+        """Return whether a machine, asked for its attributes by name, has this overhead."""
         return all(requirement.holds(attribute(requirement.key)) for requirement in self.requirements)
 
 

@@ -75,7 +75,7 @@ TRANSITIONS: Final = MappingProxyType(
 
 
 def is_legal_transition(source: MachineState, target: MachineState) -> bool:
-    """Say whether BigFleet may drive a machine from `source` to `target`; staying in a state is always legal."""
+    """Return whether BigFleet may drive a machine from `source` to `target`; staying in a state is always legal."""
     return source == target or (source, target) in TRANSITIONS
 
 

@@ -115,12 +115,12 @@ def subtract(have: Vector, take: Vector) -> Vector:
 
 
 def covers(have: Vector, want: Vector) -> bool:
-    """Say whether `have` is at least `want` in every dimension of `want`; no dimension wanted is covered by all."""
+    """Return whether `have` is at least `want` in every dimension of `want`; no dimension wanted is covered by all."""
     return all(have.get(name, 0) >= milli for name, milli in want.items())
 
 
 def is_useful(supply: Vector, remaining: Vector) -> bool:
-    """Say whether the supply is positive in some dimension that still remains (docs/spec/aggregates.md §3)."""
+    """Return whether the supply is positive in some dimension that still remains (docs/spec/aggregates.md §3)."""
     return any(name in supply for name in remaining)
 
 

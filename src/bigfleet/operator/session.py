@@ -92,7 +92,7 @@ class SessionClient:
 
     @property
     def is_connected(self) -> bool:
-        """Say whether the shard has answered this session's Hello."""
+        """Return whether the shard has answered this session's Hello."""
         return self._shard_capabilities is not None
 
     @property

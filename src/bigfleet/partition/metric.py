@@ -145,7 +145,7 @@ UNLIMITED_CPUS: Final = HostLimits(is_exclusive=True, vcpus_max=None, spindle_us
 
 
 def is_over_ratio(vcpus: int, cpus: float, ratio: float) -> bool:
-    """Say whether so many virtual CPUs are more than the ratio allows; a negative ratio allows all.
+    """Return whether so many virtual CPUs are more than the ratio allows; a negative ratio allows all.
 
     Divides as doubles do: something of nothing is infinite, and nothing of nothing is over no ratio.
     """

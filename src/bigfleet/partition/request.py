@@ -81,7 +81,7 @@ def _wanted(name: str, body: Body, cluster: GanetiCluster) -> InstanceRequest:
 
 
 def is_dedicated(request: Request, cluster: GanetiCluster) -> bool:
-    """Say whether the lost allocations decide: every host of every group in question has exclusive storage.
+    """Return whether the lost allocations decide: every host of every group in question has exclusive storage.
 
     In question are the groups of the name that is asked for, else those that are not unallocable. A UUID is no name
     here, so that a group asked for by UUID counts as dedicated; `hail` does the same.

@@ -47,7 +47,7 @@ class RecordingFile:
 
     @property
     def is_full(self) -> bool:
-        """Say whether the next frame belongs into a new file."""
+        """Return whether the next frame belongs into a new file."""
         return self.size_bytes >= self._size_bytes_max
 
     def append(self, frame: bytes) -> None:

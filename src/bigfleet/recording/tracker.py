@@ -55,11 +55,11 @@ class Tracker:
 
     @property
     def is_fresh(self) -> bool:
-        """Say whether nothing was recorded yet."""
+        """Return whether nothing was recorded yet."""
         return self._vocabulary is None
 
     def knows(self, view: ColumnSnapshot) -> bool:
-        """Say whether the view numbers what repeats as the one before; if not, everything is to be written again."""
+        """Return whether the view numbers what repeats as the one before; if not, everything is to be written again."""
         return self._vocabulary is None or self._vocabulary is view.vocabulary
 
     # ---- machines --------------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class GrpcServer:
         return bound
 
     def is_insecure_at(self, host: str) -> bool:
-        """Say whether other hosts can reach the server at an address and call it in plain text."""
+        """Return whether other hosts can reach the server at an address and call it in plain text."""
         return self._tls is None and not is_loopback(host)
 
     async def set_serving(self, *, serving: bool) -> None:

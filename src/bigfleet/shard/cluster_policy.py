@@ -82,12 +82,12 @@ class ClusterLimits:
 
     @property
     def bounds_rows(self) -> bool:
-        """Say whether the rows of a roll-up are limited, apart from what they are given."""
+        """Return whether the rows of a roll-up are limited, apart from what they are given."""
         return min(self.priority_max, self.penalty_max, self.rows_max) < math.inf
 
     @property
     def bounds_supply(self) -> bool:
-        """Say whether the machines of the cluster are limited."""
+        """Return whether the machines of the cluster are limited."""
         return min(self.machines_max, self.dollars_per_hour_max) < math.inf
 
 
@@ -147,7 +147,7 @@ class ClusterPolicies:
 
     @cached_property
     def has_limits(self) -> bool:
-        """Say whether any entry limits a cluster."""
+        """Return whether any entry limits a cluster."""
         policies = (*self.by_cluster.values(), *self.by_pattern.values())
         return any(getattr(policy, name) is not None for policy in policies for name in _LIMITS)
 

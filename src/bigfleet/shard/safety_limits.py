@@ -78,7 +78,7 @@ class _ReclaimCap:
         self.capped = 0
 
     def admits(self, action: Action) -> bool:
-        """Say whether the action may go on, and count it."""
+        """Return whether the action may go on, and count it."""
         if action.kind is not ActionKind.RECLAIM or self._fraction <= 0:
             return True
         used = self.used.get(action.cluster, 0)
@@ -182,7 +182,7 @@ class QuarantineVerdict(Enum):
 
     @property
     def is_accepted(self) -> bool:
-        """Say whether the roll-up comes into force."""
+        """Return whether the roll-up comes into force."""
         return self in (QuarantineVerdict.ACCEPT, QuarantineVerdict.ACCEPT_CONFIRMED)
 
 
@@ -225,7 +225,7 @@ class RemovalBrake:
     braked_in_a_row: int = 0
 
     def admit(self, removals: int, known_machines: int) -> tuple[bool, "RemovalBrake"]:
-        """Say whether a reconcile may remove that many of the known machines; return the state after it."""
+        """Return whether a reconcile may remove that many of the known machines; return the state after it."""
         if not self.is_suspicious(removals, known_machines):
             return True, RemovalBrake()
         if self.braked_in_a_row + 1 >= CONFIRMATIONS_MIN:
@@ -234,5 +234,5 @@ class RemovalBrake:
 
     @staticmethod
     def is_suspicious(removals: int, known_machines: int) -> bool:
-        """Say whether that many at once are more than a fleet loses by itself: over 10, and over a tenth."""
+        """Return whether that many at once are more than a fleet loses by itself: over 10, and over a tenth."""
         return removals > max(BRAKE_REMOVALS_MIN, known_machines // BRAKE_REMOVALS_SHARE_DIVISOR)

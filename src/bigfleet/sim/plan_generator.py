@@ -312,7 +312,7 @@ def _crowd() -> tuple[KindPlan, ...]:
 
 
 def is_crowd(kinds: tuple[KindPlan, ...]) -> bool:
-    """Say whether a cluster has rows enough for a roll-up that can shrink suspiciously."""
+    """Return whether a cluster has rows enough for a roll-up that can shrink suspiciously."""
     return any(kind.name == "row-00" for kind in kinds)
 
 

@@ -117,7 +117,7 @@ def command(process: int) -> str:
 
 
 def is_running(process: int) -> bool:
-    """Say whether a process is there and is no zombie."""
+    """Return whether a process is there and is no zombie."""
     try:
         with open(f"/proc/{process}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"

@@ -383,7 +383,7 @@ class World:
             assert len(owners) == 1, f"{machine_id} belongs to {owners}: {rows} {self.leader.tables.domains}"
 
     def is_settled(self) -> bool:
-        """Say whether nothing is on its way any more."""
+        """Return whether nothing is on its way any more."""
         return not any(
             row.kind is RowKind.RELEASED for shard in self.shards.values() for row in shard.disk.owned.rows.values()
         ) and not any(row.state is DomainState.RELEASING for row in self.leader.tables.domains.values())

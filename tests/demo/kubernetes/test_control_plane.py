@@ -44,7 +44,7 @@ def script(folder: Path, text: str) -> Path:
 
 
 def lives(pid: int) -> bool:
-    """Say whether a process that was started runs still."""
+    """Return whether a process that was started runs still."""
     assert pid > 0
     return Path(f"/proc/{pid}").exists()
 

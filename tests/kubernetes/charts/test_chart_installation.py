@@ -146,7 +146,7 @@ async def replace(installation: Installation, workload: str, flags: dict[str, st
 
 
 async def is_connected(installation: Installation, shard: str) -> bool:
-    """Say whether the shard answers and has a session with the cluster."""
+    """Return whether the shard answers and has a session with the cluster."""
     installation.check_running()
     words = ("get", "sessions", f"--addr={shard}", *installation.reader())
     done = await asyncio.to_thread(run_bigfleet, *words)

@@ -102,7 +102,7 @@ def _counts(pod: Json, node: Json) -> bool:
 
 
 def selects_node(pod: Json, node: Json) -> bool:
-    """Say whether node selector and required node affinity of the pod accept the node."""
+    """Return whether node selector and required node affinity of the pod accept the node."""
     labels = node["metadata"]["labels"]
     for key, value in pod["spec"].get("nodeSelector", {}).items():
         if labels.get(key) != value:

@@ -157,7 +157,7 @@ def heal(world: ControllerWorld) -> None:
 
 
 def has_its_place(world: ControllerWorld, pod: PodObject) -> bool:
-    """Say whether a pod runs on a Node that BigFleet did not provide: the rule, stated once more."""
+    """Return whether a pod runs on a Node that BigFleet did not provide: the rule, stated once more."""
     node = world.server.read(NODES, pod.spec.node_name)
     if node is None or node.spec.unschedulable:
         return False

@@ -72,7 +72,7 @@ def runner_in(folder: Path, script: str, *, terminate_seconds: float = 2.0) -> P
 
 
 def is_left(folder: Path) -> bool:
-    """Say whether a process of the program's group still runs."""
+    """Return whether a process of the program's group still runs."""
     children = folder / "child"
     return children.exists() and any(is_running(int(pid)) for pid in children.read_text().split())
 

@@ -220,5 +220,5 @@ async def test_a_row_that_victims_cover_is_no_shortfall_and_is_shown_as_short() 
 
 
 def high_key_in_ledger(world: World) -> bool:
-    """Say whether the row of the cluster high is in the fleet ledger."""
+    """Return whether the row of the cluster high is in the fleet ledger."""
     return need("high", "4", priority=1000).fingerprint in world.shard.shortfall_ledger

@@ -98,7 +98,7 @@ class CertificateFolder:
         return authority
 
     def _has(self, name: str) -> bool:
-        """Say whether a pair is there and stays. Raises UsageFault for half of one."""
+        """Return whether a pair is there and stays. Raises UsageFault for half of one."""
         if self._is_forced:
             return False
         certificate, key = self._files(name)

@@ -96,7 +96,7 @@ class Authority:
         return _pems(builder.sign(self._key, hashes.SHA256()), key)
 
     def has_issued(self, certificate: x509.Certificate) -> bool:
-        """Say whether the certificate was signed by this authority."""
+        """Return whether the certificate was signed by this authority."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except Exception:  # ValueError, TypeError or InvalidSignature: which, depends on how foreign it is
@@ -105,7 +105,7 @@ class Authority:
 
 
 def serves(certificate: x509.Certificate, host: str) -> bool:
-    """Say whether the certificate names the host or address."""
+    """Return whether the certificate names the host or address."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

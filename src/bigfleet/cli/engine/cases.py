@@ -80,7 +80,7 @@ class Case:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether the case needs neither Same nor a spread nor folding."""
+        """Return whether the case needs neither Same nor a spread nor folding."""
         if self.stage in ("fold", "parking", "parking_ages") or self.data.get("fn") == "choose_domain":
             return False
         steps = [self.data, *self.data.get("cycles", ())]

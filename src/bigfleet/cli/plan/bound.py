@@ -122,7 +122,7 @@ def _cost(row: RowResult, machine: Machine) -> float:
 
 
 def _is_offered(row: RowResult, machine: Machine, *, is_used: bool) -> bool:
-    """Say whether the program may give the class to the row; what the plan uses it always may."""
+    """Return whether the program may give the class to the row; what the plan uses it always may."""
     if not math.isfinite(machine.price_usd_per_hour):
         return is_used
     is_unbounded = math.isinf(machine.cost_for_bucket_usd_per_hour(row.need.profile.interruption_bucket))

@@ -349,7 +349,7 @@ class Difference:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether the two plans do, lack and cost the same."""
+        """Return whether the two plans do, lack and cost the same."""
         same_costs = (self.base.before, self.base.after) == (self.changed.before, self.changed.after)
         return not (self.added or self.dropped or self.shortfalls) and same_costs
 

@@ -80,7 +80,7 @@ class Replayed:
 
     @property
     def is_same(self) -> bool:
-        """Say whether it came to what was recorded."""
+        """Return whether it came to what was recorded."""
         return self.verdict is not ReplayVerdict.DIFFERENT
 
 

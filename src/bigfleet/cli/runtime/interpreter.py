@@ -85,7 +85,7 @@ class Collected:
     size_bytes: int
 
     def is_due(self, now_seconds: float, size_bytes: int) -> bool:
-        """Say whether it is time for the next collection."""
+        """Return whether it is time for the next collection."""
         growth_bytes = size_bytes - self.size_bytes
         has_grown = growth_bytes >= max(GROWTH_BYTES_MIN, self.size_bytes * GROWTH_MAX)
         return has_grown or now_seconds - self.at_seconds >= GAP_SECONDS_MAX

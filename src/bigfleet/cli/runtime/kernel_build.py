@@ -188,7 +188,7 @@ class BackgroundBuild:
 
     @property
     def is_over(self) -> bool:
-        """Say whether the process has ended, whether or not it built the set."""
+        """Return whether the process has ended, whether or not it built the set."""
         return self._process.exitcode is not None
 
     @property

@@ -88,7 +88,7 @@ def user_directory(target: KernelTarget) -> Path:
 
 
 def _is_sound(directory: Path, wanted: KernelTarget) -> bool:
-    """Say whether a directory of our own holds a whole set; remove a damaged one, as after a crash of the host."""
+    """Return whether a directory of our own holds a whole set; remove a damaged one, as after a crash of the host."""
     found = examine(directory, wanted)
     if isinstance(found, str) and found != INCOMPLETE:
         _log.warning("kernels.set_damaged", directory=str(directory), reason=found, advice="kernels are compiled again")

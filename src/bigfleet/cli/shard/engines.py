@@ -40,7 +40,7 @@ class Build(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Say whether it has ended, well or not."""
+        """Return whether it has ended, well or not."""
         ...
 
     def wait(self) -> bool:

@@ -64,7 +64,7 @@ class DemandDriver(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Say whether a trace was replayed to its end; a demonstration has none."""
+        """Return whether a trace was replayed to its end; a demonstration has none."""
         ...
 
     async def run(self) -> None:

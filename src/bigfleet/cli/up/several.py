@@ -54,7 +54,7 @@ class SeveralObserver:
 
     @property
     def answers(self) -> bool:
-        """Say whether the last read of every shard succeeded."""
+        """Return whether the last read of every shard succeeded."""
         return all(observer.answers for observer in self._observers.values())
 
     @property

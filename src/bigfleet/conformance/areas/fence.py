@@ -70,7 +70,7 @@ _TABLE = (
 
 
 async def passes(lab: Lab, machine_id: str, token: CallToken) -> bool:
-    """Say whether a token passes the fence of a SPECULATIVE machine; it is a Drain, which moves nothing."""
+    """Return whether a token passes the fence of a SPECULATIVE machine; it is a Drain, which moves nothing."""
     answer = await lab.call(Drain(machine_id, 0, token))
     expect(not answer.is_ok, "Drain on SPECULATIVE is not taken", how(answer))
     return not answer.is_fenced

@@ -94,7 +94,7 @@ class SqliteStateStore:
         return self._tables
 
     async def is_leader(self) -> bool:
-        """Say whether this process leads; the lock on the file is the proof."""
+        """Return whether this process leads; the lock on the file is the proof."""
         return self._is_leading
 
     async def commit(self, command: Command) -> Tables:

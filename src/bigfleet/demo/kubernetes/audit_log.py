@@ -44,7 +44,7 @@ class AuditedRequest(msgspec.Struct, rename="camel"):
 
     @property
     def is_eviction(self) -> bool:
-        """Say whether it asked for the eviction of a pod."""
+        """Return whether it asked for the eviction of a pod."""
         return self.object_ref.resource == "pods" and self.object_ref.subresource == "eviction"
 
 

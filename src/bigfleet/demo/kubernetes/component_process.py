@@ -35,7 +35,7 @@ class ComponentProcess:
 
     @property
     def is_running(self) -> bool:
-        """Say whether the process has been started and has not ended; a paused one runs."""
+        """Return whether the process has been started and has not ended; a paused one runs."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:

@@ -14,7 +14,7 @@ from bigfleet.engine.columnar.arrays import Int32s, Int64s
 
 
 def are_alike(left: ColumnarAnswer, right: ColumnarAnswer) -> bool:
-    """Say whether both answers have the same actions and rows, each in the same order."""
+    """Return whether both answers have the same actions and rows, each in the same order."""
     if left.view is not right.view or left.unjoined != right.unjoined:
         return False
     if len(left.demand) != len(right.demand) or not all(map(is_, left.demand, right.demand)):

@@ -234,7 +234,7 @@ class ColumnarDemand:
         self.need_columns = NeedColumns._make(np.zeros(0, dtype) for dtype in NEED_TYPES)
 
     def is_stale(self, rows: int) -> bool:
-        """Say whether most of what is stored belongs to rows that are gone; then a new object is cheaper to keep."""
+        """Return whether most of what is stored belongs to rows that are gone; then a new object is cheaper to keep."""
         return len(self._needs) > 2 * rows + STALE_NEEDS_MAX
 
     def numbers_of(self, demand: Sequence[Need]) -> Int64s:

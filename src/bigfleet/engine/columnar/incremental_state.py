@@ -56,7 +56,7 @@ class IncrementalState:
     excess: "ExcessMachines"
 
     def holds_for(self, values: list[list[str]], scale_version: int) -> bool:
-        """Say whether numbers still mean what they meant; topology keys may have been added."""
+        """Return whether numbers still mean what they meant; topology keys may have been added."""
         same = all(mine is theirs for mine, theirs in zip(self.values, values, strict=False))
         return same and len(values) >= len(self.values) and scale_version == self.scale_version
 

@@ -293,7 +293,7 @@ class VocabularyTables:
 
     @property
     def is_overgrown(self) -> bool:
-        """Say whether so many groups and questions came and went that new tables are due."""
+        """Return whether so many groups and questions came and went that new tables are due."""
         return len(self.pairs) > PAIRS_MAX or len(self._fits) > QUESTIONS_MAX
 
     def trim(self) -> None:

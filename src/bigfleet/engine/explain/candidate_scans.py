@@ -53,7 +53,7 @@ class TraceEmitter:
         self._rejections = Rejections(options, allocations)
 
     def wants(self, row: DemandRow) -> bool:
-        """Say whether the reporter wants records about the row."""
+        """Return whether the reporter wants records about the row."""
         return self._reporter.wants_row(ref(row))
 
     def emit(self, scan: CandidateScan, *, order_key: OrderKey, taken_record: TakenRecord) -> None:

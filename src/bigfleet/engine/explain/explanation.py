@@ -214,7 +214,7 @@ class NeedStory:
         self._rejections = _Rejections()
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say whether it is the row that is listened for."""
+        """Return whether it is the row that is listened for."""
         return row == self._row
 
     def wants_machine(self, machine_id: str) -> bool:
@@ -294,11 +294,11 @@ class MachineStory:
         self._rejections = _Rejections()
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say whether it is among the rows that are asked."""
+        """Return whether it is among the rows that are asked."""
         return self._positions is None or row.position in self._positions
 
     def wants_machine(self, machine_id: str) -> bool:
-        """Say whether it is the machine that is listened for."""
+        """Return whether it is the machine that is listened for."""
         return machine_id == self._machine
 
     def report(self, record: Record) -> None:

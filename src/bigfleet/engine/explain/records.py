@@ -424,11 +424,11 @@ class Reporter(Protocol):
     """Listens to a decision. A record about a row and a machine is built only when both are wanted."""
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say whether records about the row are wanted."""
+        """Return whether records about the row are wanted."""
         ...
 
     def wants_machine(self, machine_id: str) -> bool:
-        """Say whether records about the machine are wanted."""
+        """Return whether records about the machine are wanted."""
         ...
 
     def report(self, record: Record) -> None:
@@ -455,11 +455,11 @@ class RecordLog:
         self._records_max = records_max
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say whether records about the row are wanted."""
+        """Return whether records about the row are wanted."""
         return self._rows is None or row[:3] in self._rows
 
     def wants_machine(self, machine_id: str) -> bool:
-        """Say whether records about the machine are wanted."""
+        """Return whether records about the machine are wanted."""
         return self._machines is None or machine_id in self._machines
 
     def report(self, record: Record) -> None:

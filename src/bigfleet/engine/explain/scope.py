@@ -30,7 +30,7 @@ _NO_DOMAIN: Final = -2
 
 
 def may_preempt(result: RowResult) -> bool:
-    """Say whether a short row looked for victims: it is not parked and knows where it wants machines."""
+    """Return whether a short row looked for victims: it is not parked and knows where it wants machines."""
     return not result.need.parked and (result.need.profile.same_key is None or result.has_domain)
 
 
@@ -63,17 +63,17 @@ class RowScope:
 
     @property
     def is_gang(self) -> bool:
-        """Say whether the row wants one domain."""
+        """Return whether the row wants one domain."""
         return self.need.profile.same_key is not None
 
     @property
     def looks_for_victims(self) -> bool:
-        """Say whether Phase 2 did anything for the row."""
+        """Return whether Phase 2 did anything for the row."""
         return bool(self.result.deficit) and may_preempt(self.result)
 
     @property
     def _looks_at_free(self) -> bool:
-        """Say whether the row chose its domain with free machines in sight."""
+        """Return whether the row chose its domain with free machines in sight."""
         return self.is_gang and not self.need.parked
 
     @cached_property

@@ -15,7 +15,7 @@ from bigfleet.model.states import MachineState
 
 
 def may_acquire(row: DemandRow) -> bool:
-    """Say whether the row may take machines that it does not hold yet."""
+    """Return whether the row may take machines that it does not hold yet."""
     return not row.need.parked and not (row.is_same and row.domain is None)
 
 

@@ -43,7 +43,7 @@ class Candidates:
 
 
 def is_own(row: DemandRow, machine: Machine) -> bool:
-    """Say whether the machine carries the row's fingerprint and group."""
+    """Return whether the machine carries the row's fingerprint and group."""
     return machine.assigned_need_fingerprint == row.need.fingerprint and machine.assigned_group == row.need.group
 
 

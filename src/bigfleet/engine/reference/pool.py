@@ -22,7 +22,7 @@ RESERVABLE_STATES = frozenset({MachineState.IDLE, MachineState.SPECULATIVE, Mach
 
 
 def is_sold_out(machine: Machine, options: Options) -> bool:
-    """Say whether the machine cannot be created for now because its pool has no stock."""
+    """Return whether the machine cannot be created for now because its pool has no stock."""
     return (
         machine.state is MachineState.SPECULATIVE
         and bool(options.sold_out)
@@ -32,7 +32,7 @@ def is_sold_out(machine: Machine, options: Options) -> bool:
 
 
 def is_set_aside(machine: Machine, options: Options) -> bool:
-    """Say whether the machine failed to bootstrap and is not to be tried for now."""
+    """Return whether the machine failed to bootstrap and is not to be tried for now."""
     return machine.state is MachineState.IDLE and machine.id in options.set_aside
 
 
@@ -67,7 +67,7 @@ class CandidatePool:
         self._bound_fitting: dict[tuple[str, Fit], Sequence[Machine]] = {}
 
     def is_usable(self, machine: Machine) -> bool:
-        """Say whether any phase but reclaim and release may see the machine."""
+        """Return whether any phase but reclaim and release may see the machine."""
         options = self._options
         if machine.id in options.unjoined or is_sold_out(machine, options) or is_set_aside(machine, options):
             return False

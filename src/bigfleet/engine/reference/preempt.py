@@ -85,7 +85,7 @@ class Victims:
 
 
 def may_preempt(row: DemandRow) -> bool:
-    """Say whether a short row looks for victims: it is not parked and knows where it wants machines."""
+    """Return whether a short row looks for victims: it is not parked and knows where it wants machines."""
     return not row.need.parked and not (row.is_same and row.domain is None)
 
 

@@ -43,7 +43,7 @@ class DemandRow:
 
     @property
     def is_same(self) -> bool:
-        """Say whether the row wants one domain."""
+        """Return whether the row wants one domain."""
         return self.need.profile.same_key is not None
 
     def held_in(self, state: MachineState) -> list[Machine]:

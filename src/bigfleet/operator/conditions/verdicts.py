@@ -235,7 +235,7 @@ class RequestVerdicts:
                 self._changed(entry.key, urgency)
 
     def _is_current(self, entry: RequestEntry) -> bool:
-        """Say whether an entry is the one of its object's present generation, and counted."""
+        """Return whether an entry is the one of its object's present generation, and counted."""
         return entry.row is not None and self._demand.get(entry.key) is entry
 
     # ---- what comes out -----------------------------------------------------------------------------------------

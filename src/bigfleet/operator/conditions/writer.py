@@ -124,7 +124,7 @@ class StatusWriter:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether nothing waits to be looked at and nothing is being written."""
+        """Return whether nothing waits to be looked at and nothing is being written."""
         return not self._queue.unfinished and not self._conflicting
 
     async def run(self) -> None:
@@ -280,7 +280,7 @@ def _parts(change: StatusChange) -> list[str]:
 
 
 def _turned_bad(change: ConditionChange) -> bool:
-    """Say whether a condition turned into what its owner should hear of."""
+    """Return whether a condition turned into what its owner should hear of."""
     value = change.value
     if change.type == wording.ACCEPTED:
         return value.status == wording.FALSE and change.former_status != wording.FALSE
@@ -290,7 +290,7 @@ def _turned_bad(change: ConditionChange) -> bool:
 
 
 def _is_older(stored: CapacityRequestObject, written: CapacityRequestObject) -> bool:
-    """Say whether the view's object is the one before a write. Versions of API servers are ascending numbers."""
+    """Return whether the view's object is the one before a write. Versions of API servers are ascending numbers."""
     if stored.metadata.uid != written.metadata.uid:
         return False
     try:

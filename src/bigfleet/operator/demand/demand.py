@@ -69,7 +69,7 @@ class OverheadSource(Protocol):
 
     @property
     def is_synced(self) -> bool:
-        """Say whether all DaemonSets have been read since the process started."""
+        """Return whether all DaemonSets have been read since the process started."""
         ...
 
     def overheads(self) -> tuple[Overhead, ...]:
@@ -335,7 +335,7 @@ class DemandView:
 
     @property
     def is_current(self) -> bool:
-        """Say whether the views may speak for the cluster."""
+        """Return whether the views may speak for the cluster."""
         synced = self._requests.is_synced and (self._overheads is None or self._overheads.is_synced)
         return synced and self._requests.failing_seconds() <= FAILING_SECONDS_MAX
 

@@ -66,7 +66,7 @@ class JoinedNodes:
         self._since_seconds.pop(former.metadata.name, None)
 
     def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
-        """Say whether a node that became Ready between two moments, and is since, could have taken the pod.
+        """Return whether a node that became Ready between two moments, and is since, could have taken the pod.
 
         Its labels and taints suit the pod, and it has room for the pod now. Or it hosts nothing but daemons and its
         capacity is large enough: then less of it is left for pods than was said, and so it would be of another one.

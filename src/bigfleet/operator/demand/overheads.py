@@ -47,7 +47,7 @@ class NodeOverheads:
 
     @property
     def is_synced(self) -> bool:
-        """Say whether all DaemonSets have been read since the process started."""
+        """Return whether all DaemonSets have been read since the process started."""
         return self._view.is_synced
 
     def put(self, stored: DaemonSet, former: DaemonSet | None) -> None:

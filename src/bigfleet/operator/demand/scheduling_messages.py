@@ -32,7 +32,7 @@ _COUNT: Final = re.compile(r"^\d+ ")
 
 
 def waits_for_capacity(message: str) -> bool:
-    """Say whether more or other nodes can help a pod of which the scheduler says this."""
+    """Return whether more or other nodes can help a pod of which the scheduler says this."""
     text = _without_preemption(message)
     return _CAPACITY.search(text) is not None and _NOT_CAPACITY.search(text) is None
 

@@ -37,5 +37,5 @@ def largest_named(message: str) -> Largest:
 
 
 def exceeds(vector: Vector, largest: Iterable[tuple[str, int]]) -> bool:
-    """Say whether a request asks for more of some resource than the largest amount."""
+    """Return whether a request asks for more of some resource than the largest amount."""
     return any(vector.get(name, 0) > milli for name, milli in largest)

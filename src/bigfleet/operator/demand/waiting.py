@@ -69,7 +69,7 @@ class ServingNodes(Protocol):
     """Says whether a pod could run on a machine that came while it waited."""
 
     def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
-        """Say whether a node that became Ready between two moments, and is since, could have taken the pod.
+        """Return whether a node that became Ready between two moments, and is since, could have taken the pod.
 
         Times are monotonic seconds.
         """

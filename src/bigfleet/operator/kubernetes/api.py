@@ -126,32 +126,32 @@ class ApiError(Exception):
 
     @property
     def is_not_found(self) -> bool:
-        """Say whether the object does not exist, on the word of an API server that serves its kind."""
+        """Return whether the object does not exist, on the word of an API server that serves its kind."""
         return self.status == 404 and self.reason != NO_SUCH_PATH
 
     @property
     def is_kind_unserved(self) -> bool:
-        """Say whether nothing is served at the path of the request."""
+        """Return whether nothing is served at the path of the request."""
         return self.status == 404 and self.reason == NO_SUCH_PATH
 
     @property
     def is_conflict(self) -> bool:
-        """Say whether the object has changed, exists already, or has another UID."""
+        """Return whether the object has changed, exists already, or has another UID."""
         return self.status == 409
 
     @property
     def is_forbidden(self) -> bool:
-        """Say whether a right is missing."""
+        """Return whether a right is missing."""
         return self.status == 403
 
     @property
     def is_expired(self) -> bool:
-        """Say whether a resource version or a continue token is too old: list again."""
+        """Return whether a resource version or a continue token is too old: list again."""
         return self.status == 410
 
     @property
     def is_transient(self) -> bool:
-        """Say whether the same request may succeed later, without anybody's doing.
+        """Return whether the same request may succeed later, without anybody's doing.
 
         So are refusals that say nothing about the request itself: no answer, 429, a server error; 401, with which an
         API server that has lost its storage refuses valid tokens; a redirect or a missing path, with which a load

@@ -57,7 +57,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _is_exempt(host: str, port: int | None, entry: str) -> bool:
-    """Say whether one entry of NO_PROXY names the host."""
+    """Return whether one entry of NO_PROXY names the host."""
     if not entry:
         return False
     if entry == "*":

@@ -95,7 +95,7 @@ class LeaderElector:
 
     @property
     def is_leader(self) -> bool:
-        """Say whether this process leads at this moment; never true later than its Lease allows."""
+        """Return whether this process leads at this moment; never true later than its Lease allows."""
         until_seconds = self._leads_until_seconds
         return until_seconds is not None and self._clock.monotonic_seconds() < until_seconds
 
@@ -215,7 +215,7 @@ class LeaderElector:
         self._seen = found
 
     def _is_honoured(self) -> bool:
-        """Say whether another process may lead, as far as is known."""
+        """Return whether another process may lead, as far as is known."""
         if self._seen is None or self.holder in ("", self.identity):
             return False
         lease_seconds = self._seen.spec.lease_duration_seconds or self._settings.lease_seconds

@@ -291,17 +291,17 @@ class PodObject(KubernetesObject):
 
     @property
     def is_finished(self) -> bool:
-        """Say whether the pod has run to its end and requests nothing any more."""
+        """Return whether the pod has run to its end and requests nothing any more."""
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
     def is_terminating(self) -> bool:
-        """Say whether the pod is being deleted."""
+        """Return whether the pod is being deleted."""
         return self.metadata.deletion_timestamp is not None
 
     @property
     def is_displaced(self) -> bool:
-        """Say whether the pod is being deleted because it must leave its node: evicted, preempted or tainted away."""
+        """Return whether the pod is being deleted because it must leave its node: evicted, preempted or tainted away."""
         conditions = self.status.conditions or ()
         return self.is_terminating and any(
             each.type == _DISRUPTION_TARGET and each.status == "True" for each in conditions
@@ -309,12 +309,12 @@ class PodObject(KubernetesObject):
 
     @property
     def is_mirror(self) -> bool:
-        """Say whether the pod stands for one that a node runs from a file of its own."""
+        """Return whether the pod stands for one that a node runs from a file of its own."""
         return MIRROR_ANNOTATION in (self.metadata.annotations or {})
 
     @property
     def is_of_daemon_set(self) -> bool:
-        """Say whether a DaemonSet made the pod for its node."""
+        """Return whether a DaemonSet made the pod for its node."""
         return any(each.controller and each.kind == "DaemonSet" for each in self.metadata.owner_references or ())
 
 
@@ -353,7 +353,7 @@ class NodeObject(KubernetesObject):
 
     @property
     def is_ready(self) -> bool:
-        """Say whether its condition Ready is True."""
+        """Return whether its condition Ready is True."""
         return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
 
 

@@ -93,7 +93,7 @@ def sum_requests(spec: PodSpec, read: QuantityReader, *, limits_stand_in: bool) 
 
 
 def is_sidecar(container: Container) -> bool:
-    """Say whether an init container runs beside the containers for the pod's whole life."""
+    """Return whether an init container runs beside the containers for the pod's whole life."""
     return container.restart_policy == _SIDECAR
 
 

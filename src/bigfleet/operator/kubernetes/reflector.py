@@ -99,7 +99,7 @@ class Reflector(Generic[K]):
 
     @property
     def is_synced(self) -> bool:
-        """Say whether a complete list has been read and handed to the listeners since the process started."""
+        """Return whether a complete list has been read and handed to the listeners since the process started."""
         return self._synced.is_set()
 
     @property
@@ -326,7 +326,7 @@ class Reflector(Generic[K]):
 
 
 def _is_same(former: KubernetesObject, found: KubernetesObject) -> bool:
-    """Say whether two objects of one name are the same at the same version."""
+    """Return whether two objects of one name are the same at the same version."""
     return (
         former.metadata.resource_version == found.metadata.resource_version
         and former.metadata.uid == found.metadata.uid
@@ -334,7 +334,7 @@ def _is_same(former: KubernetesObject, found: KubernetesObject) -> bool:
 
 
 def _is_routine(error: ApiError) -> bool:
-    """Say whether an API server that is well ends a watch so.
+    """Return whether an API server that is well ends a watch so.
 
     It ends those that fall behind, asks clients to come later while it starts, and sends no bookmarks for a kind of
     which it has seen no change since its start.

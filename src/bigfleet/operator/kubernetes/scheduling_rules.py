@@ -27,7 +27,7 @@ _NAME_FIELD: Final = "metadata.name"
 
 
 def selects(selector: LabelSelectorObject | None, labels: Mapping[str, str] | None) -> bool:
-    """Say whether a label selector matches: None matches nothing, an empty one everything."""
+    """Return whether a label selector matches: None matches nothing, an empty one everything."""
     if selector is None:
         return False
     have = labels or _NO_LABELS
@@ -64,7 +64,7 @@ def with_label_keys(
 
 
 def admits(node: NodeObject, spec: PodSpec) -> bool:
-    """Say whether the node has what the pod's node selector and its required node affinity ask for."""
+    """Return whether the node has what the pod's node selector and its required node affinity ask for."""
     labels = node.metadata.labels or _NO_LABELS
     if any(labels.get(key) != value for key, value in (spec.node_selector or _NO_LABELS).items()):
         return False

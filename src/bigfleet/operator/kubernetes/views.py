@@ -29,7 +29,7 @@ class ObjectView(Protocol[T_co]):
 
     @property
     def is_synced(self) -> bool:
-        """Say whether a complete list has been read since the process started."""
+        """Return whether a complete list has been read since the process started."""
         ...
 
     def failing_seconds(self) -> float:

@@ -111,7 +111,7 @@ class NodeMatcher:
         return self._ambiguous.get(machine_id, ())
 
     def is_reported(self, machine_id: str) -> bool:
-        """Say whether the shard has named the machine as one of this cluster."""
+        """Return whether the shard has named the machine as one of this cluster."""
         return machine_id in self._machines
 
     def tied_machines(self) -> Iterable[str]:
@@ -162,7 +162,7 @@ class NodeMatcher:
         return self._index.by_last_part.get(part, ()) if part else ()
 
     def _may_be(self, node_name: str, label: str) -> bool:
-        """Say whether a Node carries no machine's label, or this one."""
+        """Return whether a Node carries no machine's label, or this one."""
         return _label_of(self._nodes[node_name]) in ("", label)
 
     # ---- changes ------------------------------------------------------------------------------------------------
@@ -402,6 +402,6 @@ def _label_of(node: NodeObject) -> str:
 
 
 def _says(node: NodeObject, machine_id: str) -> bool:
-    """Say whether label and annotation of the Node name the machine."""
+    """Return whether label and annotation of the Node name the machine."""
     label, _provider_id, annotation = _keys(node)
     return label == machine_label(machine_id) and annotation == machine_id

@@ -24,7 +24,7 @@ def machine_label(machine_id: str) -> str:
 
 
 def is_hashed_label(value: str) -> bool:
-    """Say whether a label value may be a hash, from which no machine id can be read."""
+    """Return whether a label value may be a hash, from which no machine id can be read."""
     return _HASHED_LABEL.fullmatch(value) is not None
 
 

@@ -65,7 +65,7 @@ class ActiveDrain:
 
     @property
     def is_voluntary(self) -> bool:
-        """Say whether no higher priority waits for the machine."""
+        """Return whether no higher priority waits for the machine."""
         return self.record.preemptor_priority == 0 and self.record.reason == REASON_RECLAIM
 
 

@@ -19,7 +19,7 @@ _NO_PODS: Final[Mapping[PodKey, PodObject]] = MappingProxyType({})
 
 
 def moves_in_a_drain(pod: PodObject) -> bool:
-    """Say whether a drain must remove the pod: not one of a DaemonSet, no mirror pod, and not finished."""
+    """Return whether a drain must remove the pod: not one of a DaemonSet, no mirror pod, and not finished."""
     return not (pod.is_finished or pod.is_mirror or pod.is_of_daemon_set)
 
 
@@ -30,7 +30,7 @@ def is_healthy(pod: PodObject) -> bool:
 
 
 def has_required_anti_affinity(pod: PodObject) -> bool:
-    """Say whether the pod keeps other pods away from where it is."""
+    """Return whether the pod keeps other pods away from where it is."""
     affinity = pod.spec.affinity
     anti_affinity = affinity.pod_anti_affinity if affinity is not None else None
     return anti_affinity is not None and bool(anti_affinity.required_during_scheduling_ignored_during_execution)

@@ -130,7 +130,7 @@ class Preflight:
 
 
 def _takes_pods(node: NodeObject) -> bool:
-    """Say whether the scheduler may put pods on the node, and it is not about to be drained by a former leader."""
+    """Return whether the scheduler may put pods on the node, and it is not about to be drained by a former leader."""
     return (
         node.is_ready
         and not node.spec.unschedulable

@@ -123,7 +123,7 @@ class PodRules:
 
     @property
     def only_get_stricter(self) -> bool:
-        """Say whether a node that is refused once stays refused, however many pods are placed."""
+        """Return whether a node that is refused once stays refused, however many pods are placed."""
         return not self._wanted and not self._spreads
 
     def place(self, pod: PodObject, node: NodeObject) -> None:
@@ -181,11 +181,11 @@ class PodRules:
                 spread.least = None
 
     def _joins(self, pod: PodObject) -> bool:
-        """Say whether a pod satisfies every term of the kind's affinity; to satisfy some of them counts for nothing."""
+        """Return whether a pod satisfies every term of the kind's affinity; to satisfy some of them counts for nothing."""
         return all(term.matches(pod) for term, _domains in self._wanted)
 
     def _is_counted(self, node: NodeObject) -> bool:
-        """Say whether a node's pods count for spreads: it has every topology key, and the kind may use it at all."""
+        """Return whether a node's pods count for spreads: it has every topology key, and the kind may use it at all."""
         labels = node.metadata.labels or {}
         keys = [spread.topology_key for spread in forbidding_spreads(self.kind)]
         return all(key in labels for key in keys) and admits(node, self.kind.spec)
@@ -199,5 +199,5 @@ class PodRules:
 
 
 def depends_on_others(pod: PodObject) -> bool:
-    """Say whether a node that suits the pod may cease to when other pods leave or are placed elsewhere."""
+    """Return whether a node that suits the pod may cease to when other pods leave or are placed elsewhere."""
     return bool(affinity_terms(pod) or forbidding_spreads(pod))

@@ -103,7 +103,7 @@ def status_body(
 
 
 def is_same_spec(stored: UpcomingNode, body: dict[str, Any]) -> bool:
-    """Say whether the stored object has the labels, the annotation and the spec of the body."""
+    """Return whether the stored object has the labels, the annotation and the spec of the body."""
     metadata, spec = body["metadata"], body["spec"]
     have = stored.spec
     return (
@@ -118,7 +118,7 @@ def is_same_spec(stored: UpcomingNode, body: dict[str, Any]) -> bool:
 
 
 def is_same_status(stored: UpcomingNode, body: dict[str, Any]) -> bool:
-    """Say whether the stored status has what the body says of it."""
+    """Return whether the stored status has what the body says of it."""
     have, want = stored.status, body["status"]
     reference = have.node_ref
     node_ref = want.get("nodeRef", {"name": "", "uid": ""})

@@ -272,7 +272,7 @@ def _is_ours(stored: UpcomingNode) -> bool:
 
 
 def _is_older(stored: UpcomingNode, known: UpcomingNode) -> bool:
-    """Say whether `stored` is an earlier version of the same object: an event that came after our own write."""
+    """Return whether `stored` is an earlier version of the same object: an event that came after our own write."""
     if stored.metadata.uid != known.metadata.uid:
         return False
     versions = (stored.metadata.resource_version, known.metadata.resource_version)

@@ -15,14 +15,14 @@ from bigfleet.operator.pods.selectors import canonical_selector
 
 
 def has_metadata_of(stored: CapacityRequestObject, pod: PodObject) -> bool:
-    """Say whether the request carries the pod's label, and names the pod as its controller."""
+    """Return whether the request carries the pod's label, and names the pod as its controller."""
     uid = pod.metadata.uid
     labels, owners = stored.metadata.labels or {}, stored.metadata.owner_references or ()
     return labels.get(OWNED_BY_POD) == uid and any(owner.uid == uid and owner.controller for owner in owners)
 
 
 def has_spec(stored: CapacityRequestObject, wanted: JsonObject) -> bool:
-    """Say whether the stored spec means what the wanted one means."""
+    """Return whether the stored spec means what the wanted one means."""
     return _meaning(stored.spec) == _meaning(msgspec.convert(wanted, CapacityRequestSpec))
 
 

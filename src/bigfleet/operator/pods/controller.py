@@ -117,13 +117,13 @@ class ClusterViews:
 
     @property
     def are_synced(self) -> bool:
-        """Say whether all of them have been read completely."""
+        """Return whether all of them have been read completely."""
         views = (self.pods, self.requests, self.claims, self.volumes, self.nodes, self.upcoming_nodes)
         return all(view.is_synced for view in views)
 
     @property
     def are_nodes_certain(self) -> bool:
-        """Say whether Nodes and UpcomingNodes are known as they are now."""
+        """Return whether Nodes and UpcomingNodes are known as they are now."""
         return all(view.is_synced and view.failing_seconds() == 0 for view in (self.nodes, self.upcoming_nodes))
 
 
@@ -291,7 +291,7 @@ class PodController:
         return await self._with(pod, own, mapping.spec)
 
     async def _needs_nothing(self, pod: PodObject, own: CapacityRequestObject | None) -> bool:
-        """Say whether the pod has its place on a Node that BigFleet did not provide.
+        """Return whether the pod has its place on a Node that BigFleet did not provide.
 
         A request that is there stays until that is certain; the pod is then looked at again.
         """

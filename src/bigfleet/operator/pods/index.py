@@ -214,7 +214,7 @@ def _owner_of(request: CapacityRequestObject) -> str:
 
 
 def _differs(stored: PodObject, former: PodObject) -> bool:
-    """Say whether anything differs that a request may depend on."""
+    """Return whether anything differs that a request may depend on."""
     new, old = stored.metadata, former.metadata
     return (
         stored.spec != former.spec
@@ -227,7 +227,7 @@ def _differs(stored: PodObject, former: PodObject) -> bool:
 
 
 def _is_tampered_with(stored: CapacityRequestObject, former: CapacityRequestObject) -> bool:
-    """Say whether anything differs that the pod controller writes."""
+    """Return whether anything differs that the pod controller writes."""
     new, old = stored.metadata, former.metadata
     return (
         stored.spec != former.spec

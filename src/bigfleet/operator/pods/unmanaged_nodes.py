@@ -96,7 +96,7 @@ class UnmanagedNodes:
         return len(self._unmanaged)
 
     def __contains__(self, node_name: str) -> bool:
-        """Say whether a Node is known, unmanaged and not cordoned.
+        """Return whether a Node is known, unmanaged and not cordoned.
 
         A cordoned Node is about to be emptied, and its pods need room elsewhere.
         """
@@ -223,14 +223,14 @@ class UnmanagedNodes:
                 self._on_change(name)
 
     def _is_managed(self, name: str, node: _KnownNode) -> bool:
-        """Say whether something ties the Node to a machine, by the rules by which the operator ties them."""
+        """Return whether something ties the Node to a machine, by the rules by which the operator ties them."""
         part = last_part(node.provider_id) if "/" in node.provider_id else ""
         return (
             node.is_marked or name in self._named or node.provider_id in self._provider_ids or part in self._last_parts
         )
 
     def _may_be_awaited(self, node: _KnownNode) -> bool:
-        """Say whether the Node could be that of a machine without one: no machine joins before it is announced."""
+        """Return whether the Node could be that of a machine without one: no machine joins before it is announced."""
         return self._awaited_since is not None and (not node.created or node.created >= self._awaited_since)
 
 

@@ -93,5 +93,5 @@ class FaultReadiness:
     interval_seconds = 0.05
 
     async def ready(self, machine: MachineView, cluster: str, op: Op) -> bool:
-        """Say whether the node is Ready."""
+        """Return whether the node is Ready."""
         return cluster not in _NEVER_READY

@@ -38,15 +38,15 @@ class Offers:
 
     @property
     def replaces_inventory(self) -> bool:
-        """Say whether the slots of the inventory are left aside."""
+        """Return whether the slots of the inventory are left aside."""
         return bool(self._seeds)
 
     def is_held(self, machine_id: str) -> bool:
-        """Say whether nothing follows from the absence of an id: a broken entry may have been its own."""
+        """Return whether nothing follows from the absence of an id: a broken entry may have been its own."""
         return bool(self.faults) and machine_id.startswith(self._owner)
 
     def has_room_for(self, record: Record, records: Iterable[Record]) -> bool:
-        """Say whether a machine of an offered kind stays on offer once it is free; of any other kind nothing is known.
+        """Return whether a machine of an offered kind stays on offer once it is free; of any other kind nothing is known.
 
         `records` are all machines that there are.
         """

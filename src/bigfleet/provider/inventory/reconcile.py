@@ -126,7 +126,7 @@ class InventoryReconciler:
 
     @property
     def is_loaded(self) -> bool:
-        """Say whether there is an inventory to serve, from the store or from the backend."""
+        """Return whether there is an inventory to serve, from the store or from the backend."""
         return self._loaded.is_set() and self._refusal is None
 
     async def loaded(self) -> None:
@@ -181,7 +181,7 @@ class InventoryReconciler:
         return {machine_id: with_label(slot, reset) for machine_id, slot in slots.items()}
 
     def is_offered(self, record: Record) -> bool:
-        """Say whether there is a slot for a failed machine to be again; in doubt there is.
+        """Return whether there is a slot for a failed machine to be again; in doubt there is.
 
         Doubt is: no inventory was read yet, the last one could not read the id, or it missed so many that it looks
         like an outage.
@@ -372,7 +372,7 @@ class InventoryReconciler:
                 pass
 
     def _is_unknown(self, plan: _Plan, machine_id: str) -> bool:
-        """Say whether this pass has nothing to say about an id."""
+        """Return whether this pass has nothing to say about an id."""
         is_held = self._offers is not None and self._offers.is_held(machine_id)
         return is_held or machine_id.startswith(plan.unread_prefixes)
 
@@ -492,7 +492,7 @@ class InventoryReconciler:
 
 
 def _is_outage(losses: int, machines: int) -> bool:
-    """Say whether so many machines went at once that the inventory is to be doubted."""
+    """Return whether so many machines went at once that the inventory is to be doubted."""
     return losses > max(BRAKE_LOSSES, BRAKE_SHARE * machines)
 
 

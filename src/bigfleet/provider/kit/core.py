@@ -208,7 +208,7 @@ class CapacityCore:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether a mutating call would pass step 2."""
+        """Return whether a mutating call would pass step 2."""
         return self._is_open and self._reconciler.is_loaded and self._ledger.is_up and not self._is_stopping
 
     def on_ready_change(self, listener: Callable[[bool], None]) -> None:

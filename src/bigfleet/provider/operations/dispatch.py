@@ -38,7 +38,7 @@ class Breaker:
 
     @property
     def refuses_new_work(self) -> bool:
-        """Say whether it is open and no probe is due, or the probe is under way."""
+        """Return whether it is open and no probe is due, or the probe is under way."""
         if self._state is BreakerState.OPEN:
             return self._clock.monotonic_seconds() < self._probe_at_seconds
         return self._state is BreakerState.HALF_OPEN
@@ -135,7 +135,7 @@ class Dispatch:
 
     @property
     def has_room(self) -> bool:
-        """Say whether one more operation may be accepted."""
+        """Return whether one more operation may be accepted."""
         return self._in_progress + len(self.waiting) < self._lane.concurrency_max + self._lane.queue_max
 
     async def enter(self) -> None:

@@ -128,7 +128,7 @@ class BackendAdapter:
         return lane_of(self.backend, kind)
 
     def has_stray(self, machine_id: str) -> bool:
-        """Say whether a thread works on a machine after its call was given up."""
+        """Return whether a thread works on a machine after its call was given up."""
         return self._strays[machine_id] > 0
 
     async def call(

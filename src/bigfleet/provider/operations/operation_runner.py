@@ -102,7 +102,7 @@ class OperationRunner:
     # ---- what the core asks --------------------------------------------------------------------------------------
 
     def is_busy(self, machine_id: str) -> bool:
-        """Say whether a backend call of this machine is in flight, abandoned ones included."""
+        """Return whether a backend call of this machine is in flight, abandoned ones included."""
         return machine_id in self._flows or self._is_running(machine_id)
 
     def _is_running(self, machine_id: str) -> bool:
@@ -456,7 +456,7 @@ class OperationRunner:
 
 
 def _may_retry(state: tenacity.RetryCallState) -> bool:
-    """Say whether an attempt may be repeated: its error is transient, and the operation was not abandoned meanwhile."""
+    """Return whether an attempt may be repeated: its error is transient, and the operation was not abandoned meanwhile."""
     task = asyncio.current_task()
     is_transient = state.outcome is not None and isinstance(state.outcome.exception(), Transient)
     return is_transient and (task is None or not task.cancelling())

@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
     @property
     def is_absent(self) -> bool:
-        """Say whether the caller sent no token at all; such a call is not fenced and leaves no mark."""
+        """Return whether the caller sent no token at all; such a call is not fenced and leaves no mark."""
         return not self.shard_id
 
     @property
@@ -74,7 +74,7 @@ class Fence:
         return self._known.get(machine_id, {}).get(shard_id) or self._unknown.get((machine_id, shard_id))
 
     def passes(self, machine_id: str, token: Token) -> bool:
-        """Say whether a token is strictly newer than its mark; an absent one and a first contact pass."""
+        """Return whether a token is strictly newer than its mark; an absent one and a first contact pass."""
         if token.is_absent:
             return True
         mark = self.mark(machine_id, token.shard_id)

@@ -103,5 +103,5 @@ class Record:
         return self.machine.state
 
     def shows_the_same_as(self, other: "Record") -> bool:
-        """Say whether a reader sees no difference."""
+        """Return whether a reader sees no difference."""
         return self.machine == other.machine and self.metadata == other.metadata

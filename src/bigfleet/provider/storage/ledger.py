@@ -360,6 +360,6 @@ class Ledger:
 
 
 def _needs(record: Record, sealed: Sealed) -> bool:
-    """Say whether a record is still in the Configure that a blob was stored for."""
+    """Return whether a record is still in the Configure that a blob was stored for."""
     operation = record.operation
     return record.state is MachineState.CONFIGURING and operation is not None and operation.id == sealed.operation_id

@@ -75,7 +75,7 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Say whether this object holds the lock."""
+        """Return whether this object holds the lock."""
         return self._file is not None
 
     def acquire(self) -> None:

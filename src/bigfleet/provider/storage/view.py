@@ -127,11 +127,11 @@ class CommittedView:
         return [record for record in self._change_log.all() if record is not None]
 
     def has_tombstone(self, machine_id: str) -> bool:
-        """Say whether a removed id is still reported to readers."""
+        """Return whether a removed id is still reported to readers."""
         return machine_id in self._tombstones
 
     def removed_since(self, machine_id: str, revision: int) -> bool:
-        """Say whether an id left the inventory after a revision."""
+        """Return whether an id left the inventory after a revision."""
         tombstone = self._tombstones.get(machine_id)
         return tombstone is not None and tombstone.revision > revision
 

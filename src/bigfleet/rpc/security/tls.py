@@ -193,7 +193,7 @@ def export_expiry(files: TlsFiles, registry: CollectorRegistry, prefix: str) -> 
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address to listen on is reached from this machine alone."""
+    """Return whether an address to listen on is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

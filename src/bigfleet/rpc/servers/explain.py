@@ -294,7 +294,7 @@ class _Events:
 
     @property
     def is_full(self) -> bool:
-        """Say whether no more machine finds room behind those that count for a row."""
+        """Return whether no more machine finds room behind those that count for a row."""
         return len(self._ranks[1]) >= EVENTS_MAX
 
     def messages(self, *, possible_victims: int = 0) -> Events:
@@ -312,11 +312,11 @@ class _RowEar:
         self._position = position
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say whether it is the row."""
+        """Return whether it is the row."""
         return row.position == self._position
 
     def wants_machine(self, machine_id: str) -> bool:
-        """Say whether a machine's record would find room: if so all are of interest, the row looked at them."""
+        """Return whether a machine's record would find room: if so all are of interest, the row looked at them."""
         return not self.events.is_full
 
     def report(self, record: Record) -> None:
@@ -334,11 +334,11 @@ class _MachineEar:
         self._positions = positions
 
     def wants_row(self, row: RowRef) -> bool:
-        """Say whether the row is among those that are asked."""
+        """Return whether the row is among those that are asked."""
         return self._positions is None or row.position in self._positions
 
     def wants_machine(self, machine_id: str) -> bool:
-        """Say whether it is the machine."""
+        """Return whether it is the machine."""
         return machine_id == self._machine_id
 
     def report(self, record: Record) -> None:

@@ -132,7 +132,7 @@ class ReceivedRollUp:
 
     @property
     def has_digest(self) -> bool:
-        """Say whether the digest is at hand, so that asking for it costs nothing."""
+        """Return whether the digest is at hand, so that asking for it costs nothing."""
         return self._digest is not None
 
     @property

@@ -65,7 +65,7 @@ class MachineBackoff:
         self._refusals.pop(machine_id, None)
 
     def is_held(self, machine_id: str) -> bool:
-        """Say whether the machine is held."""
+        """Return whether the machine is held."""
         return machine_id in self._holds
 
     def held(self) -> Set[str]:
@@ -78,7 +78,7 @@ class MachineBackoff:
         return sorted(machine_id for machine_id, hold in self._holds.items() if now_seconds >= hold.until_seconds)
 
     def holds(self, machine_id: str, provider_state: MachineState) -> bool:
-        """Say whether a provider's record must still be left aside; a hold that is over is forgotten.
+        """Return whether a provider's record must still be left aside; a hold that is over is forgotten.
 
         It ends when its time is up, or when the provider reports a state other than the one at its start.
         """
@@ -138,7 +138,7 @@ class DemandBackoff:
         self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS), text)
 
     def is_backed_off(self, action: Action) -> bool:
-        """Say whether a Bootstrap or Provision must be left out for now."""
+        """Return whether a Bootstrap or Provision must be left out for now."""
         key = row_served_by(action)
         known = self._rows.get(key) if key is not None else None
         return known is not None and self._clock.monotonic_seconds() < known.until_seconds
@@ -219,7 +219,7 @@ class DemandBackoff:
     # ---- the blob breaker: three unanswered requests in a row let one through at a time --------------------------
 
     def may_ask(self, cluster: str) -> bool:
-        """Say whether the cluster's operator may be asked for a blob now."""
+        """Return whether the cluster's operator may be asked for a blob now."""
         return self._unanswered.get(cluster, 0) < UNANSWERED_MAX or cluster not in self._probing
 
     def asked(self, cluster: str) -> None:

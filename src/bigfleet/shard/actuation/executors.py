@@ -147,7 +147,7 @@ class Executors:
         return await self._drain(record, machine)
 
     def is_draining_with_operator(self, machine_id: str) -> bool:
-        """Say whether the machine's drain waits for its operator: Draining here, Configured at the provider."""
+        """Return whether the machine's drain waits for its operator: Draining here, Configured at the provider."""
         return machine_id in self._drain_waits
 
     def draining(self) -> Set[str]:

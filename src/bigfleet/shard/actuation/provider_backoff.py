@@ -27,7 +27,7 @@ class ProviderBackoff:
 
     @property
     def is_active(self) -> bool:
-        """Say whether no action may start."""
+        """Return whether no action may start."""
         return self._until_seconds is not None
 
     def refused(self) -> None:

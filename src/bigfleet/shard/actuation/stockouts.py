@@ -222,7 +222,7 @@ class Stockouts:
     # ---- what follows ---------------------------------------------------------------------------------------------
 
     def may_create(self, machine: Machine) -> bool:
-        """Say whether a Create may go out now; for a pool that is out of stock it is then its probe."""
+        """Return whether a Create may go out now; for a pool that is out of stock it is then its probe."""
         pool = self._pools.get(CapacityPool.of(machine))
         if pool is None:
             return True

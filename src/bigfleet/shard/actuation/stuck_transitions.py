@@ -74,7 +74,7 @@ class StuckTransitions:
         self._grace_seconds[machine_id] = grace_seconds
 
     def is_stuck(self, machine_id: MachineId) -> bool:
-        """Say whether the machine was driven again and is still where it was."""
+        """Return whether the machine was driven again and is still where it was."""
         stay = self._stays.get(machine_id)
         return stay is not None and stay.is_stuck and self._goes_on(machine_id, stay)
 

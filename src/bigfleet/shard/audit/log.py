@@ -59,7 +59,7 @@ class AuditLog(Protocol):
 
     @property
     def is_new_file(self) -> bool:
-        """Say whether the next line will be the first of its file."""
+        """Return whether the next line will be the first of its file."""
         ...
 
     def append(self, line: bytes) -> None:
@@ -78,7 +78,7 @@ class AuditLine(NamedTuple):
     body: bytes
 
     def follows(self, previous: str) -> bool:
-        """Say whether the line is as it was written after a record with that chain."""
+        """Return whether the line is as it was written after a record with that chain."""
         return digest(previous, self.body) == self.chain
 
 

@@ -62,7 +62,7 @@ class AuditFile:
 
     @property
     def is_new_file(self) -> bool:
-        """Say whether the next line will be the first of its file."""
+        """Return whether the next line will be the first of its file."""
         return not self._size_bytes
 
     def make_room(self, size_bytes: int) -> None:

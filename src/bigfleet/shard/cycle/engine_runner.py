@@ -90,7 +90,7 @@ class EngineRunner:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether the engine can be asked."""
+        """Return whether the engine can be asked."""
         return self._engine is not None
 
     async def make_ready(self) -> None:

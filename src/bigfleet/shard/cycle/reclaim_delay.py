@@ -26,7 +26,7 @@ class _KnowsExcess(Protocol):
 
 
 def is_delayable(action: Action) -> bool:
-    """Say whether the action reclaims an excess machine."""
+    """Return whether the action reclaims an excess machine."""
     return action.kind is ActionKind.RECLAIM and action.reason != UNJOINED_REASON
 
 
@@ -63,7 +63,7 @@ class ExcessTimers:
         return ExcessTimers(since, now_seconds if is_timer else self.timer_seconds, machines)
 
     def is_due(self, machine_id: MachineId, after_seconds: float) -> bool:
-        """Say whether the machine had been excess for `after_seconds` in the last timer cycle; 0 is always due."""
+        """Return whether the machine had been excess for `after_seconds` in the last timer cycle; 0 is always due."""
         if after_seconds <= 0:
             return True
         since = self.since_seconds.get(machine_id)

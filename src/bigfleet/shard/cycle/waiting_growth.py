@@ -91,7 +91,7 @@ class WaitingGrowth:
                 yield cluster, bounded
 
     def _waits(self, key: _ShapeKey, machine_id: MachineId, given: _Given, now_seconds: float) -> bool:
-        """Say whether the machine may still be of use to the pods that it was acquired for."""
+        """Return whether the machine may still be of use to the pods that it was acquired for."""
         machine = self.machine_of(machine_id)
         if machine is None or self.has_failed(machine_id):
             return False

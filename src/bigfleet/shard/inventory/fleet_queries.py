@@ -68,7 +68,7 @@ def pool_rows(view: ColumnSnapshot, pool: CapacityPool) -> npt.NDArray[np.int64]
 def has_other_candidate(
     view: ColumnSnapshot, need: Need, *, sold_out: frozenset[CapacityPool], besides: Iterable[str]
 ) -> bool:
-    """Say whether an Idle machine other than `besides`, or a Speculative one with stock, fits the row."""
+    """Return whether an Idle machine other than `besides`, or a Speculative one with stock, fits the row."""
     columns = view.columns
     is_free: Mask = (columns.state == MachineState.IDLE) | (columns.state == MachineState.SPECULATIVE)
     is_free[sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=sold_out))] = False
@@ -155,7 +155,7 @@ class SoldOutShapes:
             self._shapes = _shapes(view, np.unique(view.columns.shape[rows]))
 
     def could_host(self, need: Need) -> bool:
-        """Say whether one of them matches the row and holds its min unit."""
+        """Return whether one of them matches the row and holds its min unit."""
         return self._shapes is not None and bool(self._shapes.fit(need.profile, need.min_unit).shapes)
 
 
@@ -173,7 +173,7 @@ class MachineQuery:
     capacity_types: frozenset[int] = frozenset()
 
     def holds(self, machine: Machine | InventoryRecord) -> bool:
-        """Say whether one machine is asked for."""
+        """Return whether one machine is asked for."""
         return (
             self.cluster in ("", machine.cluster)
             and self.instance_type in ("", machine.instance_type)

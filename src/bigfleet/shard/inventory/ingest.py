@@ -164,7 +164,7 @@ class Ingest:
         self._publish(machine.id, before, machine)
 
     def is_unchanged(self, record: ListedMachine) -> bool:
-        """Say whether the record equals the last applied one and our view has not moved away from it since."""
+        """Return whether the record equals the last applied one and our view has not moved away from it since."""
         shown = record.machine
         known = self._inventory.record_of(shown.id)
         if known is None or known.state is not shown.state or known.cluster != shown.cluster:
@@ -188,7 +188,7 @@ class Ingest:
         return {record.machine.id for record in left if not self.is_unchanged(record)}
 
     def is_as_reported(self, machine_id: MachineId) -> bool:
-        """Say whether our view of a known machine is what the last applied record reported of it."""
+        """Return whether our view of a known machine is what the last applied record reported of it."""
         return machine_id not in self._applied
 
     def moment(self) -> Moment:

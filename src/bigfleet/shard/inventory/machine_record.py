@@ -121,7 +121,7 @@ class InventoryRecord(NamedTuple):
         )
 
     def declares(self, machine: Machine) -> bool:
-        """Say whether the facts are those of a record: all a provider reports but state, cluster and last error."""
+        """Return whether the facts are those of a record: all a provider reports but state, cluster and last error."""
         provider, instance_type, zone, capacity_type, resources, allocatable, labels, price, probability = self.facts
         # What conversion shares is one object, so most comparisons are of two references.
         return (
@@ -139,7 +139,7 @@ class InventoryRecord(NamedTuple):
         )
 
     def is_framed_like(self, machine: Machine) -> bool:
-        """Say whether both make the same frame for a cluster; most changes of stamps and prices make no other one."""
+        """Return whether both make the same frame for a cluster; most changes of stamps and prices make no other one."""
         facts = self.facts
         return (
             self.binding.state is machine.state

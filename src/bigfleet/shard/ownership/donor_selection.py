@@ -37,7 +37,7 @@ class DrainCandidate(NamedTuple):
 
 
 def matches(selector: Selector, machine: Machine) -> bool:
-    """Say whether a selector means a machine; its count plays no part."""
+    """Return whether a selector means a machine; its count plays no part."""
     return (
         selector.instance_type in ("", machine.instance_type)
         and selector.zone in ("", machine.zone)

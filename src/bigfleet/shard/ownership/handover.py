@@ -77,7 +77,7 @@ class HandoverHost(Protocol):
         ...
 
     def is_busy(self, machine_id: MachineId) -> bool:
-        """Say whether an action of the machine waits or runs."""
+        """Return whether an action of the machine waits or runs."""
         ...
 
     def giveable(self, state: MachineState, selector: Selector) -> Sequence[DonorCandidate]:
@@ -344,7 +344,7 @@ class Handover:
         return HandoverDone(machine_ids=tuple(here))
 
     def _is_elsewhere(self, machine_id: MachineId) -> bool:
-        """Say whether a machine of the inventory is not ours any more; one that is bound is always its binder's."""
+        """Return whether a machine of the inventory is not ours any more; one that is bound is always its binder's."""
         machine, row = self._handover_host.machine(machine_id), self._file.owned.rows.get(machine_id)
         is_free = machine is not None and not machine.cluster and not self._handover_host.is_busy(machine_id)
         return is_free and row is not None and row.kind is not RowKind.ADOPTED
@@ -407,7 +407,7 @@ class Handover:
             _log.error("ownership.write_failed", error=str(failure))
 
     def _has_business_in(self, domain: Domain, reservations: Mapping[MachineId, Reservation]) -> bool:
-        """Say whether a leaving domain still has a machine in use here; the others leave the inventory (§9.2)."""
+        """Return whether a leaving domain still has a machine in use here; the others leave the inventory (§9.2)."""
         lying = [self._handover_host.machine(machine_id) for machine_id in self._handover_host.lying_in(domain)]
         # What was adopted, or lies in a domain that is held, stays for that.
         passing = [machine for machine in lying if machine is not None and not self._is_ours(machine)]

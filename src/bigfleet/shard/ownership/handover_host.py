@@ -83,7 +83,7 @@ class ShardHandoverHost:
         return self._inventory.get(machine_id)
 
     def is_busy(self, machine_id: MachineId) -> bool:
-        """Say whether an action of the machine waits or runs."""
+        """Return whether an action of the machine waits or runs."""
         return self._ledger.is_pending(machine_id)
 
     def giveable(self, state: MachineState, selector: Selector) -> Sequence[DonorCandidate]:

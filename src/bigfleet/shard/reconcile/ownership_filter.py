@@ -72,7 +72,7 @@ class OwnershipFilter:
         return frozenset(self._resources.reservations)
 
     def owns(self, record: ListedMachine) -> bool:
-        """Say whether a machine is ours, by what its provider shows of it now."""
+        """Return whether a machine is ours, by what its provider shows of it now."""
         machine, metadata = record
         owned = self.owned
         if owned.base is Base.ALL and not owned.rows:
@@ -117,7 +117,7 @@ class OwnershipFilter:
         return self.owns(ListedMachine(facts, {}))
 
     def _stays(self, machine: Machine) -> bool:
-        """Say whether we still have something running on a machine of a domain that we leave."""
+        """Return whether we still have something running on a machine of a domain that we leave."""
         return self._is_known(machine.id) and (
             bool(machine.cluster)
             or machine.state in TRANSITIONAL_STATES

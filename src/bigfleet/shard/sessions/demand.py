@@ -76,7 +76,7 @@ class NeedsTable:
         return self._overheads
 
     def wants(self, key: RowKey) -> bool:
-        """Say whether a row with that key is in force, as it was reported or as it would be folded."""
+        """Return whether a row with that key is in force, as it was reported or as it would be folded."""
         cluster, fingerprint, group = key
         is_reported = (fingerprint, group) in self._first_sight.get(cluster, ())
         return is_reported or self._folded_profile_of(key) is not None
@@ -346,12 +346,12 @@ class Intake:
         return intake.digest if intake is not None else None
 
     def knows(self, cluster: str, digest: bytes) -> bool:
-        """Say whether the roll-up equals the cluster's last accepted one."""
+        """Return whether the roll-up equals the cluster's last accepted one."""
         intake = self._clusters.get(cluster)
         return intake is not None and intake.digest == digest
 
     def is_unchanged(self, cluster: str, digest: bytes) -> bool:
-        """Say whether the roll-up equals the cluster's last accepted one; if so it counts as a report.
+        """Return whether the roll-up equals the cluster's last accepted one; if so it counts as a report.
 
         An unchanged roll-up ends a quarantine streak and changes nothing else.
         """
@@ -400,7 +400,7 @@ class Intake:
         self._clusters.pop(cluster, None)
 
     def is_quarantined(self, cluster: str) -> bool:
-        """Say whether the cluster's last roll-up was held."""
+        """Return whether the cluster's last roll-up was held."""
         intake = self._clusters.get(cluster)
         return intake is not None and intake.quarantine.suspicious_in_a_row > 0
 

@@ -115,7 +115,7 @@ class NodeJoins:
         return self._gate is not JoinGate.OFF
 
     def is_joined(self, machine: Machine) -> bool:
-        """Say whether a Configured machine has been seen Ready; False for all while the gate is off."""
+        """Return whether a Configured machine has been seen Ready; False for all while the gate is off."""
         return (
             self._gate is not JoinGate.OFF
             and machine.state is MachineState.CONFIGURED
@@ -123,7 +123,7 @@ class NodeJoins:
         )
 
     def is_unjoined(self, machine_id: str) -> bool:
-        """Say whether the machine was unjoined when `judge` last looked."""
+        """Return whether the machine was unjoined when `judge` last looked."""
         return machine_id in self._judged
 
     @property

@@ -88,17 +88,17 @@ class Outbox:
 
     @property
     def has_lost(self) -> bool:
-        """Say whether frames were dropped that a resync has to make up for."""
+        """Return whether frames were dropped that a resync has to make up for."""
         return self._resync_wanted and self.closed is None
 
     @property
     def overflowed(self) -> bool:
-        """Say whether frames were dropped that a resync has to make up for, and there is room for it again."""
+        """Return whether frames were dropped that a resync has to make up for, and there is room for it again."""
         return self._resync_wanted and len(self._frames) * 2 <= self._frames_max
 
     @property
     def is_full(self) -> bool:
-        """Say whether a frame more would push another one out, or be dropped."""
+        """Return whether a frame more would push another one out, or be dropped."""
         return len(self._frames) >= self._frames_max
 
     @property

@@ -91,7 +91,7 @@ class Session:
     bootstrap_requests: set[str] = field(default_factory=set)
 
     def can(self, capability: str) -> bool:
-        """Say whether the operator named the capability."""
+        """Return whether the operator named the capability."""
         return capability in self.capabilities
 
 
@@ -168,7 +168,7 @@ class Sessions:
 
     @property
     def is_stopping(self) -> bool:
-        """Say whether new sessions are refused."""
+        """Return whether new sessions are refused."""
         return self._stopping
 
     def open(self, hello: Hello) -> Session:
@@ -224,7 +224,7 @@ class Sessions:
             self.close(session, CloseReason.STOPPING)
 
     def is_current(self, session: Session) -> bool:
-        """Say whether frames of this session are still processed."""
+        """Return whether frames of this session are still processed."""
         return self._sessions.get(session.cluster) is session
 
     # ---- frames in ----------------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ class CyclePublisher:
         self._latency.validate()
 
     def has_joined(self, machine: Machine) -> bool:
-        """Say whether a Configured machine's node was seen Ready; True where the operator says nothing of nodes."""
+        """Return whether a Configured machine's node was seen Ready; True where the operator says nothing of nodes."""
         session = self._sessions.of(machine.cluster)
         reports_nodes = self.joins.is_on and (session is None or session.can(CAPABILITY_NODE_STATUS))
         return self.joins.is_joined(machine) if reports_nodes else True

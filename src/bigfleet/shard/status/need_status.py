@@ -136,7 +136,7 @@ class _Asks:
         return found
 
     def has_supply(self, ask: Ask) -> bool:
-        """Say whether a machine of the fleet matches an ask that was made in an earlier cycle."""
+        """Return whether a machine of the fleet matches an ask that was made in an earlier cycle."""
         known = self._by_id.get(id(ask))
         if known is None:
             known = self._by_id[id(ask)] = self._equal(ask)[1]

@@ -37,7 +37,7 @@ class MatchingSupply:
 
     @property
     def is_capped(self) -> bool:
-        """Say whether a count stopped at the maximum."""
+        """Return whether a count stopped at the maximum."""
         return max(self.idle, self.configured, self.speculative) >= MATCHING_MAX
 
     @property
@@ -70,7 +70,7 @@ class NeedView:
 
     @property
     def satisfied(self) -> bool:
-        """Say whether nothing is short."""
+        """Return whether nothing is short."""
         return not self.residual
 
 
@@ -202,7 +202,7 @@ def split_residual(members: Sequence[Need], covered: Vector) -> Iterator[tuple[N
 
 
 def lacks_all(result: RowResult, short: Vector) -> bool:
-    """Say whether a row that is not folded lacks all that it asks for; then its residual is its aggregate.
+    """Return whether a row that is not folded lacks all that it asks for; then its residual is its aggregate.
 
     It saves splitting: nearly every row is like that when tens of thousands are short.
     """
@@ -287,7 +287,7 @@ class _Supply:
         self._known: dict[tuple[str, tuple[tuple[str, int], ...]], tuple[MatchingSupply, bool]] = {}
 
     def is_sold_out(self, need: Need) -> bool:
-        """Say whether a machine of a pool without stock could host the row's min unit."""
+        """Return whether a machine of a pool without stock could host the row's min unit."""
         return self._sold_out.could_host(need)
 
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:

@@ -162,7 +162,7 @@ def _rows(world: World, record: Record) -> str:
 
 
 def _serves_in(world: World, shard_id: ShardId, domain: Domain) -> bool:
-    """Say whether machines of a domain are bound by a shard."""
+    """Return whether machines of a domain are bound by a shard."""
     return any(
         record.machine.cluster
         and record.metadata.get(labels.ASSIGNED_SHARD, "") == shard_id

@@ -159,11 +159,11 @@ class KernelLoop(asyncio.AbstractEventLoop):
         self._is_stopping = True
 
     def is_running(self) -> bool:
-        """Say whether the loop runs."""
+        """Return whether the loop runs."""
         return self._is_running
 
     def is_closed(self) -> bool:
-        """Say whether the loop was closed."""
+        """Return whether the loop was closed."""
         return self._is_closed
 
     def close(self) -> None:

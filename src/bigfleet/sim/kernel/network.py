@@ -204,7 +204,7 @@ class Connection(Generic[T, F]):
 
     @property
     def is_broken(self) -> bool:
-        """Say whether it has ended."""
+        """Return whether it has ended."""
         if not self.reason and not (self.client.is_alive and self.server.is_alive):
             self.break_off("a process died")
         return bool(self.reason)

@@ -49,7 +49,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether it was not killed; a paused one is alive."""
+        """Return whether it was not killed; a paused one is alive."""
         return self.life is not Life.DEAD
 
     def add_death_callback(self, callback: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ class Process:
             self._clear_at = len(self._tasks) + _CLEAR_EVERY
 
     def admits(self, handle: asyncio.Handle) -> bool:
-        """Say whether a callback may run now; that of a paused process is deferred."""
+        """Return whether a callback may run now; that of a paused process is deferred."""
         if self.life is Life.RUNNING:
             self.steps += 1
             if self.dies_at_step is not None and self.steps >= self.dies_at_step:

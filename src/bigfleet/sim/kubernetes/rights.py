@@ -24,7 +24,7 @@ class AccessRule:
     names: frozenset[str] = frozenset()
 
     def allows(self, verb: str, group: str, resource: str, namespace: str, name: str) -> bool:
-        """Say whether the rule allows a request; `resource` includes the subresource."""
+        """Return whether the rule allows a request; `resource` includes the subresource."""
         return (
             _matches(verb, self.verbs)
             and _matches(group, self.groups)
@@ -49,7 +49,7 @@ class AccessRights:
     rules: tuple[AccessRule, ...]
 
     def allow(self, verb: str, group: str, resource: str, namespace: str, name: str) -> bool:
-        """Say whether a request is allowed."""
+        """Return whether a request is allowed."""
         return any(rule.allows(verb, group, resource, namespace, name) for rule in self.rules)
 
 

@@ -31,7 +31,7 @@ def select(resource: Resource[Any], label_selector: str, field_selector: str) ->
 
 
 def selector_object_matches(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Say whether a label selector of a spec matches; an absent one matches nothing, an empty one everything."""
+    """Return whether a label selector of a spec matches; an absent one matches nothing, an empty one everything."""
     if selector is None:
         return False
     if any(labels.get(key) != value for key, value in (selector.get("matchLabels") or {}).items()):

@@ -173,7 +173,7 @@ class ClusterComponents:
         return node.annotations.get(MACHINE_ID, "") if node is not None else ""
 
     def is_unmanaged(self, node_name: str) -> bool:
-        """Say whether a Node is there and is no machine of the fleet."""
+        """Return whether a Node is there and is no machine of the fleet."""
         return node_name in self._nodes and not self.machine_of(node_name)
 
     def _keep_nodes(self, now_seconds: float) -> None:
@@ -385,23 +385,23 @@ def node_of(pod: Stored) -> str:
 
 
 def is_of(pod: Stored, app: str) -> bool:
-    """Say whether a pod belongs to a workload."""
+    """Return whether a pod belongs to a workload."""
     return _app(pod) == app
 
 
 def is_ending(pod: Stored) -> bool:
-    """Say whether a pod is being deleted."""
+    """Return whether a pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
 def is_ready_pod(pod: Stored) -> bool:
-    """Say whether a pod runs and is not being deleted."""
+    """Return whether a pod runs and is not being deleted."""
     conditions = pod.get("status", {}).get("conditions") or []
     return not is_ending(pod) and any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def is_ready_node(node: Stored) -> bool:
-    """Say whether a Node is Ready."""
+    """Return whether a Node is Ready."""
     conditions = node.get("status", {}).get("conditions") or []
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 

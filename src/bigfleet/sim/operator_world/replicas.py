@@ -87,7 +87,7 @@ class ControllerReplica(ABC):
 
     @property
     def is_leader(self) -> bool:
-        """Say whether its process of the moment lives and leads."""
+        """Return whether its process of the moment lives and leads."""
         return self.process.is_alive and self.elector is not None and self.elector.is_leader
 
     def start(self) -> None:

@@ -154,7 +154,7 @@ class KubernetesSite:
 
     @property
     def is_connected(self) -> bool:
-        """Say whether the operator that leads has a session with the shard."""
+        """Return whether the operator that leads has a session with the shard."""
         leader = self.leader
         return leader is not None and leader.agent is not None and leader.agent.figures().is_connected
 
@@ -221,5 +221,5 @@ class KubernetesSite:
 
 
 def is_annotated(node: Stored) -> bool:
-    """Say whether a Node carries the annotation of a drain."""
+    """Return whether a Node carries the annotation of a drain."""
     return RECLAIM_ANNOTATION in (node["metadata"].get("annotations") or {})

@@ -115,7 +115,7 @@ class PodCluster:
         return {name: milli for name, milli in used.items() if milli}, len(node.pods)
 
     def has_joined_for(self, template: Template, after: int) -> bool:
-        """Say whether a node that is large enough for a pod, and matches it, has joined after so many others."""
+        """Return whether a node that is large enough for a pod, and matches it, has joined after so many others."""
         return any(
             node.number > after
             and vector.covers(node.capacity, template.vector)
@@ -124,7 +124,7 @@ class PodCluster:
         )
 
     def has_room_for(self, template: Template) -> bool:
-        """Say whether a schedulable node that matches a pod has room for it."""
+        """Return whether a schedulable node that matches a pod has room for it."""
         return any(
             not node.is_cordoned and node.places(template) and matches(template.profile, node.machine)
             for node in self.nodes.values()

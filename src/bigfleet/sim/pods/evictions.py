@@ -41,7 +41,7 @@ class Eviction(NamedTuple):
 
 
 def is_voluntary(drain: DrainRecord) -> bool:
-    """Say whether an instruction is a voluntary reclaim, before which the operator checks that the pods fit."""
+    """Return whether an instruction is a voluntary reclaim, before which the operator checks that the pods fit."""
     return not drain.preemptor_priority and drain.reason not in (*_PREEMPTIONS, "unjoined")
 
 

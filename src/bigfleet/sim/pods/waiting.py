@@ -73,7 +73,7 @@ class WaitingPods:
         return {i: pod for i, pod in waiting.items() if i in self._reported and i not in self._given_up}
 
     def is_given_up(self, pod: Pod) -> bool:
-        """Say whether a pod is no longer asked for, because capacity is not what it waits for."""
+        """Return whether a pod is no longer asked for, because capacity is not what it waits for."""
         return pod.id in self._given_up
 
 

@@ -58,7 +58,7 @@ class ScenarioOutcome:
 
     @property
     def is_met(self) -> bool:
-        """Say whether every expectation is met and no invariant was broken."""
+        """Return whether every expectation is met and no invariant was broken."""
         return not self.violations and all(verdict.is_met for verdict in self.verdicts)
 
     @property

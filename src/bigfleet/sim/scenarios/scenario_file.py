@@ -195,7 +195,7 @@ class Event(_Section, frozen=True, kw_only=True):
     store_cut_for_cycles: int | None = None
 
     def happens_in(self, cycle: int) -> bool:
-        """Say whether it happens right before that cycle."""
+        """Return whether it happens right before that cycle."""
         if cycle == self.at:
             return True
         return self.every > 0 and cycle > self.at and (cycle - self.at) % self.every == 0
@@ -313,7 +313,7 @@ class Expectation(_Section, frozen=True, kw_only=True):
         return f"{self.measure.value}{f' ({where})' if where else ''} is {wanted}"
 
     def holds(self, value: float) -> bool:
-        """Say whether a measured value is what it must be."""
+        """Return whether a measured value is what it must be."""
         return (
             (self.exactly is None or value == self.exactly)
             and (self.at_least is None or value >= self.at_least)

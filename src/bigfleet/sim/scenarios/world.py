@@ -319,7 +319,7 @@ class ClosedWorld:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether every shard has a process."""
+        """Return whether every shard has a process."""
         return all(self.newest(name) is not None for name in self.homes)
 
     def owners(self, record: Record) -> list[str]:

@@ -138,7 +138,7 @@ class ClusterSite:
 
     @property
     def has_twin(self) -> bool:
-        """Say whether a second operator is about."""
+        """Return whether a second operator is about."""
         return self._twin is not None and self._twin.is_alive
 
     def stop_twin(self) -> None:

@@ -30,7 +30,7 @@ class OwnershipRecord:
     epoch: int = 0
 
     def owns(self, me: ShardId, machine: Machine, assigned_shard: str, *, stays: bool = False) -> bool:
-        """Say whether the machine is this shard's by its disk; `stays` is `Owned.owns`'."""
+        """Return whether the machine is this shard's by its disk; `stays` is `Owned.owns`'."""
         return self.owned.owns(machine, assigned_shard, me=me, inherits=frozenset(), stays=stays)
 
     @property

@@ -123,7 +123,7 @@ class WatchedShard(ObservedShard):
         self.on_event(event)
 
     def is_held_until_restart(self) -> bool:
-        """Say whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
+        """Return whether the shard waits for a person with any machine (docs/spec/shard.md §9.6)."""
         return any(math.isinf(hold.until_seconds) for hold in self.machine_backoff._holds.values())
 
 
@@ -175,7 +175,7 @@ class ShardSite(ReachableShard):
         self.disk.lose()
 
     def owns(self, machine: Machine, assigned_shard: str) -> bool:
-        """Say whether a machine is this shard's by its disk; without one everything is."""
+        """Return whether a machine is this shard's by its disk; without one everything is."""
         if self.disk is None:
             return True
         return self.disk.ownership.owns(self.name, machine, assigned_shard)

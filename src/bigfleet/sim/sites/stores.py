@@ -123,7 +123,7 @@ class DurableAudit:
 
     @property
     def is_new_file(self) -> bool:
-        """Say whether nothing was written yet."""
+        """Return whether nothing was written yet."""
         return not self.lines
 
     def make_room(self, size_bytes: int) -> None:

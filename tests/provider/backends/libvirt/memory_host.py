@@ -186,7 +186,7 @@ class MemoryHost:
     # ---- what tests do and look at -----------------------------------------------------------------------------------
 
     def holds(self, content: bytes) -> bool:
-        """Say whether any volume holds these bytes."""
+        """Return whether any volume holds these bytes."""
         return any(content in volume for volume in self.volumes.values())
 
     @property

@@ -468,7 +468,7 @@ class PartitionedReadiness:
         self._driver = driver
 
     async def ready(self, machine: MachineView, cluster: str, op: Op) -> bool:
-        """Say whether the node is Ready."""
+        """Return whether the node is Ready."""
         return await self._driver.ready(machine, self._backend.carved(machine), cluster, op)
 
 

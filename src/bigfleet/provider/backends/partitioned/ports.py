@@ -175,7 +175,7 @@ class Driver(Protocol):
         ...
 
     async def ready(self, machine: MachineView, carved: Carved, cluster: str, op: Op) -> bool:
-        """Say whether its node is Ready."""
+        """Return whether its node is Ready."""
         ...
 
     async def drain(self, machine: MachineView, carved: Carved, grace_seconds: int, op: Op) -> None:

@@ -49,7 +49,7 @@ class SimulatedDriver:
         return await self._backend.configure(machine, cluster, blob, op) or ""
 
     async def ready(self, machine: MachineView, carved: Carved, cluster: str, op: Op) -> bool:
-        """Say whether the node has joined."""
+        """Return whether the node has joined."""
         return await self._readiness.ready(machine, cluster, op)
 
     async def drain(self, machine: MachineView, carved: Carved, grace_seconds: int, op: Op) -> None:

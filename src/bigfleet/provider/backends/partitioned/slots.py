@@ -44,12 +44,12 @@ class SlotNumbers:
         return iter(self._used)
 
     def is_offered(self, number: int) -> bool:
-        """Say whether a number is on offer."""
+        """Return whether a number is on offer."""
         at = bisect_left(self._offered, number)
         return at < len(self._offered) and self._offered[at] == number
 
     def is_used(self, number: int) -> bool:
-        """Say whether a number is in use."""
+        """Return whether a number is in use."""
         return number in self._used
 
     def _is_free(self, number: int) -> bool:

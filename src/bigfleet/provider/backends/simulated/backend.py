@@ -237,7 +237,7 @@ class SimulatedReadiness:
         self._cloud = cloud
 
     async def ready(self, machine: MachineView, cluster: str, op: Op) -> bool:
-        """Say whether the host's node is Ready in that cluster."""
+        """Return whether the host's node is Ready in that cluster."""
         host = self._cloud.host(machine.id)
         return host is not None and host.cluster == cluster and self._cloud.stage(host) is LifeStage.READY
 

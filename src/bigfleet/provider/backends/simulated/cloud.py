@@ -377,7 +377,7 @@ class SimulatedCloud:
     # ---- faults of the inventory ---------------------------------------------------------------------------------
 
     def inventory_fault(self, fault: str, subject: str, number: int) -> bool:
-        """Say whether a fault of the inventory happens in that pass."""
+        """Return whether a fault of the inventory happens in that pass."""
         return self._draws.happens(getattr(self._faults, fault), fault, subject, number)
 
     # ---- events --------------------------------------------------------------------------------------------------

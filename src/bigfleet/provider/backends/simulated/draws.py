@@ -27,7 +27,7 @@ class KeyedDraws:
         return (bits + 0.5) / 2.0**_MANTISSA_BITS
 
     def happens(self, probability: float, topic: str, subject: str, number: int) -> bool:
-        """Say whether something of this probability happens this time."""
+        """Return whether something of this probability happens this time."""
         return probability > 0 and self.uniform(topic, subject, number) < probability
 
     def normal(self, topic: str, subject: str, number: int) -> float:

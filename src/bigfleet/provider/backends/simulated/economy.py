@@ -112,7 +112,7 @@ class Economy:
         return factor
 
     def has_walking_price(self, offer: SimulatedOffer) -> bool:
-        """Say whether the machine's price changes with time."""
+        """Return whether the machine's price changes with time."""
         is_spot = offer.slot.capacity_type is CapacityType.SPOT
         return is_spot and offer.own_price_usd_per_hour is None and not self._is_calm
 
@@ -184,7 +184,7 @@ class Economy:
     # ---- stockouts -----------------------------------------------------------------------------------------------
 
     def is_stocked_out(self, market: Market, unix_nanos: int) -> bool:
-        """Say whether there is no capacity of that kind now: sold out, or its zone is down."""
+        """Return whether there is no capacity of that kind now: sold out, or its zone is down."""
         if self._is_calm:
             return False
         now_seconds = self._world_seconds(unix_nanos)

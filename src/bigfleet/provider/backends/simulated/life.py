@@ -35,7 +35,7 @@ def end_unix_nanos(host: SimulatedHost) -> int | None:
 
 
 def is_there(host: SimulatedHost, now_unix_nanos: int) -> bool:
-    """Say whether the host exists, booting included."""
+    """Return whether the host exists, booting included."""
     end = end_unix_nanos(host)
     return end is None or now_unix_nanos < end
 

@@ -124,12 +124,19 @@ def certification_of(request: pytest.FixtureRequest) -> Certification:
 def page_table() -> str:
     """Return the table of docs/certified.md."""
     profiles = list(ConformanceProfile)
-    head = ["provider", "runs on", *(profile.value for profile in profiles), "test"]
+    head = ["#", "provider", "runs on", *(profile.value for profile in profiles)]
     rows = [
-        [each.provider, each.runs_on, *(_cell(each, profile) for profile in profiles), f"`{each.test}`"]
-        for each in certifications()
+        [str(number), each.provider, each.runs_on, *(_cell(each, profile) for profile in profiles)]
+        for number, each in enumerate(certifications(), 1)
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
+
+
+def page_tests() -> str:
+    """Return the list of docs/certified.md: by row of the table, the test that runs it and its target."""
+    return "\n".join(
+        f"{number}. `{each.test}` (`make {each.target}`)" for number, each in enumerate(certifications(), 1)
+    )
 
 
 def _cell(certification: Certification, profile: ConformanceProfile) -> str:
@@ -142,4 +149,4 @@ def _cell(certification: Certification, profile: ConformanceProfile) -> str:
 
 
 if __name__ == "__main__":
-    print(page_table())
+    print(page_table(), page_tests(), sep="\n\n")

@@ -10,7 +10,7 @@ from bigfleet.conformance.profiles import ConformanceProfile
 from bigfleet.conformance.runner import Verdict
 from tests.commands import run_here
 from tests.conformance.bench import Making, NoDeleteBackend, certified, plan_of
-from tests.conformance.certifications import DATA, Certification, ProfileVerdict, certifications, page_table
+from tests.conformance.certifications import DATA, Certification, ProfileVerdict, certifications, page_table, page_tests
 from tests.syntax_trees import ROOT, TESTS, functions, parsed
 
 PAGE = ROOT / "docs" / "certified.md"
@@ -18,9 +18,10 @@ PAGE = ROOT / "docs" / "certified.md"
 TARGETS = {"long": "test-long", "slow": "test-slow"}
 
 
-def test_the_page_has_the_table_of_the_data() -> None:
-    table = page_table()
-    assert table in PAGE.read_text(), f"python -m tests.conformance.certifications prints the table:\n{table}"
+def test_the_page_has_the_table_and_the_tests_of_the_data() -> None:
+    page = PAGE.read_text()
+    for part in (page_table(), page_tests()):
+        assert part in page, f"python -m tests.conformance.certifications prints it:\n{part}"
 
 
 def test_the_sizes_of_profiles_are_those_of_the_catalogue() -> None:

@@ -514,7 +514,7 @@ def unused_machines(machines: Sequence[Machine], pods: Sequence[PodObject]) -> l
 
 
 def could_host(machine: Machine, pod: PodObject) -> bool:
-    """Return whether an empty machine has the amounts and the labels that a pod asks for, and no taint that it minds."""
+    """Return whether an empty machine has the amounts and labels that a pod asks for, and no taint that it minds."""
     supply = vector.parse_vector(machine.allocatable or machine.resources)
     wanted = vector.parse_vector(
         {

@@ -100,7 +100,7 @@ class Leader:
         return answer
 
     async def _may_instruct(self, report: ReceivedReport) -> bool:
-        """Return whether instructions may go to a shard; one that has not accepted this term yet could obey a former one.
+        """Return whether instructions may go to a shard; before it has accepted this term it could obey a former one.
 
         A shard with a new file would take any term: then the store itself is asked who leads.
         """

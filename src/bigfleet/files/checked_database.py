@@ -59,7 +59,8 @@ class CommitCounter:
     def read(self) -> int | None:
         """Return the number, None without a file. Raises OSError."""
         try:
-            content = self.path.read_bytes()[: _LINE_BYTES + 1]
+            with self.path.open("rb") as file:
+                content = file.read(_LINE_BYTES + 1)
         except FileNotFoundError:
             return None
         if not content:

@@ -351,7 +351,7 @@ def _pods(row: Need) -> tuple[ShapeKey, ...]:
 
 
 def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:
-    """Return whether less than a tenth is left in a dimension of which 10 rows, or 10 of their min units, were wanted."""
+    """Return whether less than a tenth is left in a dimension of which 10 rows, or 10 min units, were wanted."""
     before, after = list(before), list(after)
     for name in {name for row in before for name in row.aggregate}:
         wanted = [(row.aggregate[name], row.min_unit.get(name)) for row in before if name in row.aggregate]

@@ -301,7 +301,7 @@ class PodObject(KubernetesObject):
 
     @property
     def is_displaced(self) -> bool:
-        """Return whether the pod is being deleted because it must leave its node: evicted, preempted or tainted away."""
+        """Return whether the pod is deleted because it must leave its node: evicted, preempted or tainted away."""
         conditions = self.status.conditions or ()
         return self.is_terminating and any(
             each.type == _DISRUPTION_TARGET and each.status == "True" for each in conditions

@@ -181,7 +181,7 @@ class PodRules:
                 spread.least = None
 
     def _joins(self, pod: PodObject) -> bool:
-        """Return whether a pod satisfies every term of the kind's affinity; to satisfy some of them counts for nothing."""
+        """Return whether a pod satisfies every term of the kind's affinity; satisfying some of them does not count."""
         return all(term.matches(pod) for term, _domains in self._wanted)
 
     def _is_counted(self, node: NodeObject) -> bool:

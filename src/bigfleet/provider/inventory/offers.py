@@ -46,7 +46,7 @@ class Offers:
         return bool(self.faults) and machine_id.startswith(self._owner)
 
     def has_room_for(self, record: Record, records: Iterable[Record]) -> bool:
-        """Return whether a machine of an offered kind stays on offer once it is free; of any other kind nothing is known.
+        """Return whether a machine of an offered kind stays on offer once it is free; others are not known.
 
         `records` are all machines that there are.
         """

@@ -456,7 +456,7 @@ class OperationRunner:
 
 
 def _may_retry(state: tenacity.RetryCallState) -> bool:
-    """Return whether an attempt may be repeated: its error is transient, and the operation was not abandoned meanwhile."""
+    """Return whether an attempt may be repeated: its error is transient, and the operation was not abandoned."""
     task = asyncio.current_task()
     is_transient = state.outcome is not None and isinstance(state.outcome.exception(), Transient)
     return is_transient and (task is None or not task.cancelling())

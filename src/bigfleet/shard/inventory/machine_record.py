@@ -139,7 +139,7 @@ class InventoryRecord(NamedTuple):
         )
 
     def is_framed_like(self, machine: Machine) -> bool:
-        """Return whether both make the same frame for a cluster; most changes of stamps and prices make no other one."""
+        """Return whether both make the same frame for a cluster; most changes of stamps and prices leave it as is."""
         facts = self.facts
         return (
             self.binding.state is machine.state

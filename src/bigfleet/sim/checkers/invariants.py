@@ -440,7 +440,7 @@ def a_short_row_keeps_its_machines(event: Cycled, _observations: Observations) -
 
 
 def is_beyond_reach(need: Need, machines: Iterable[Machine]) -> bool:
-    """Return whether a row is short under any assignment: all that its cluster has and all that is free does not cover it.
+    """Return whether a row is short under any assignment: what its cluster has and what is free do not cover it.
 
     Summed here and not read from the decision, which is what is judged. A machine counts when it meets the
     requirements and hosts the min unit; claims of other rows, domains and spreads only make a row shorter.

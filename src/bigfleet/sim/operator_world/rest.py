@@ -64,7 +64,7 @@ def upcoming_nodes_are_the_bound_machines(world: OperatorWorld, site: Kubernetes
 
 
 def has_leaving_machines(world: OperatorWorld, site: KubernetesSite) -> bool:
-    """Return whether the operator still shows a machine that is not the cluster's any more, as it does for ten minutes."""
+    """Return whether the operator still shows a machine that left the cluster, as it does for ten minutes."""
     bound = {str(each.id) for each in world.machines() if each.cluster == site.name}
     return any(
         each.spec.machine_id not in bound and each.status.phase in ("Launched", "Failed")

@@ -110,6 +110,7 @@ DEFINITIONS = Resource(
 def pod_template(
     *,
     requests: Mapping[str, str] | None = None,
+    limits: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
     labels: Mapping[str, str] | None = None,
     **spec: Json,
@@ -118,7 +119,7 @@ def pod_template(
     container: JsonObject = {
         "name": "main",
         "image": "fake",
-        "resources": {"requests": dict(requests or {"cpu": "1", "memory": "1Gi"})},
+        "resources": {"requests": dict(requests or {"cpu": "1", "memory": "1Gi"}), "limits": dict(limits or {})},
     }
     return {
         "metadata": {"labels": dict(labels or {}), "annotations": dict(annotations or {})},

@@ -20,7 +20,8 @@ from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.shapes.state import ClusterState
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import ClusterId
-from bigfleet.model.need import Need
+from bigfleet.model.machine import Machine
+from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import MachineState
@@ -128,3 +129,50 @@ def test_excess_machines_are_reclaimed_by_cluster_price_and_what_they_would_cost
     full = decide(Snapshot.of(machines), demand, options)
     assert kept.actions == full.actions
     assert len(kept.actions) == len(machines) - len(demand)
+
+
+def test_no_amount_is_too_large(loops: PodLoops | None) -> None:
+    """A request, a number of pods or a machine that does not fit in 64 bits has an answer, the one on objects."""
+    rng = random.Random(2)
+    odd = reported = 0
+    for seed in range(FLEETS):
+        drawn = fleet(seed, machines_max=40, rows_max=8)
+        demand = tuple(_odd(need, rng) for need in _plain_rows(drawn.demand))
+        machines = [_odd_machine(m, rng) if rng.random() < 0.1 else m for m in drawn.machines]
+        if not demand:
+            continue
+        odd += any(max(shape.resources.values()) > 1 << 62 for need in demand for shape in need.shapes)
+        kept = _decided(Snapshot.of(machines), demand, drawn.options, loops)
+        full = decide(Snapshot.of(machines), demand, drawn.options)
+        assert (kept.actions, kept.rows) == (full.actions, full.rows), seed
+        for need, row in zip(demand, kept.rows, strict=True):
+            for each in row.impossible:
+                assert each.shape is not None, seed
+                resources = (*need.shapes, *need.waiting)[each.shape].resources
+                reported += each.dimension in resources and each.wanted > 1 << 63
+                assert each.wanted == resources.get(each.dimension, each.wanted), seed
+    assert odd > FLEETS // 4
+    assert reported
+
+
+def _odd(need: Need, rng: random.Random) -> Need:
+    """Return the row with some shapes of odd amounts: up to what an API server takes, and beyond."""
+    shapes = tuple(
+        replace(
+            shape,
+            resources={
+                name: rng.choice((milli, milli, 1, (1 << 52) + 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 63) * 1000))
+                for name, milli in shape.resources.items()
+            },
+            count=rng.choice((shape.count, shape.count, 1 << 31, (1 << 53) + 1)),
+        )
+        for shape in need.shapes
+    )
+    amounts = amounts_of(shapes, aggregate={}, min_unit={})
+    return replace(need, aggregate=amounts.aggregate, min_unit=amounts.min_unit, shapes=amounts.shapes)
+
+
+def _odd_machine(found: Machine, rng: random.Random) -> Machine:
+    """Return the machine with an amount that no machine has."""
+    name = rng.choice(("cpu", "memory"))
+    return replace(found, allocatable={**found.allocatable, name: rng.choice(("9007199254740993", "9Ei", "9000E"))})

@@ -18,6 +18,7 @@ from bigfleet.engine.shapes.columns.machines import ColumnMachines
 from bigfleet.engine.shapes.columns.rows import RowsInColumns
 from bigfleet.engine.shapes.machines import HELD, Machines, OrphanKey
 from bigfleet.engine.shapes.state import (
+    BEYOND,
     ONE_POD,
     PODS,
     UNLIMITED,
@@ -84,7 +85,7 @@ class Rooms:
         self._hostable: dict[tuple[str, frozenset[int]], _Hostable] = {}
 
     def total(self, cluster: str, shape: int) -> Room:
-        """Return a machine's supply less the cluster's overheads; not to be changed."""
+        """Return a machine's supply less the cluster's overheads, below `BEYOND`; not to be changed."""
         if cluster not in self._overheads:
             cluster = ""
         known = self._totals.get((cluster, shape))
@@ -93,7 +94,9 @@ class Rooms:
             for entry in self._overheads.get(cluster, ()):
                 if entry.applies(example.attribute):
                     overhead = vector.add(overhead, entry.resources)
-            known = self._totals[(cluster, shape)] = self._dimensions.room(example.supply, overhead)
+            room = self._dimensions.room(example.supply, overhead)
+            known = [milli if milli == UNLIMITED else min(milli, BEYOND - 1) for milli in room]
+            self._totals[(cluster, shape)] = known
         return known
 
     def known(self, cluster: str, matching: frozenset[int]) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -106,14 +109,15 @@ class Rooms:
         return found
 
     def pod(self, resources: Vector) -> tuple[Request, float]:
-        """Return what a pod of these resources requests, and its size."""
+        """Return what a pod of these resources requests, up to `BEYOND`, and its size."""
         key = tuple(resources.items())
         found = self._pods.get(key)
         if found is None:
             if len(self._pods) >= CACHED_MAX:
                 self._pods.clear()
             _rooms, most = self.known("", self._machines.known_shapes)
-            request = self._dimensions.request({**resources, PODS: resources.get(PODS, 0) + ONE_POD})
+            asked = self._dimensions.request({**resources, PODS: resources.get(PODS, 0) + ONE_POD})
+            request = tuple((d, min(milli, BEYOND)) for d, milli in asked)
             found = self._pods[key] = (request, dominant_share(request, most, self._dimensions.pods))
         return found
 
@@ -210,7 +214,7 @@ class DecisionState:
             offer.number = self.offer_numbers.setdefault(kind, len(self.offer_numbers))
 
     def total(self, cluster: str, shape: int) -> Room:
-        """Return a machine's supply less the cluster's overheads; not to be changed."""
+        """Return a machine's supply less the cluster's overheads, below `BEYOND`; not to be changed."""
         return self.rooms.total(cluster, shape)
 
     def totals(self, cluster: str) -> Mapping[int, Room]:
@@ -453,8 +457,11 @@ def _set_aside(fleet: DecisionState, row: RowState) -> None:
     for group in excluded:
         lacking = [(d, milli) for d, milli in group.request if most[d] < milli]
         dimension, wanted = lacking[0] if lacking else group.request[0]
-        name = fleet.dimensions.names[dimension] if rooms else ""
-        row.impossible.append(Impossible(group, name, wanted, most[dimension]))
+        name = fleet.dimensions.names[dimension]
+        # What is asked for is reported as it was asked for, beyond `BEYOND` as well.
+        shape = (*row.need.shapes, *row.need.waiting)[group.index]
+        wanted = max(wanted, shape.resources.get(name, 0))
+        row.impossible.append(Impossible(group, name if rooms else "", wanted, most[dimension]))
     row.groups = [group for group in row.groups if hostable[group.request]]
 
 

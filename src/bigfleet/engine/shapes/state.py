@@ -27,6 +27,9 @@ PODS: Final = "pods"
 ONE_POD: Final = 1000
 #: Room of a machine in the dimension `pods` when it declares none.
 UNLIMITED: Final = 1 << 200
+#: Milli-units beyond what any machine has; columns have 64 bits. A request of more counts as this, and fits no machine;
+#: a machine that offers as much counts as having one less.
+BEYOND: Final = 1 << 62
 
 #: (dimension, milli-units) of each dimension that is positive, dimensions ascending.
 Request = tuple[tuple[int, int], ...]

@@ -16,7 +16,7 @@ NANO: Final = 1_000_000_000
 BILLION: Final = 1_000_000_000
 #: Largest quantity, price or count that the arithmetic carries without overflow.
 QUANTITY_MAX: Final = 1 << 55
-PODS_MAX: Final = 1 << 24
+PODS_MAX: Final = 1 << 19
 
 
 class ProblemFault(Exception):

@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columnar.verification import Divergence, Verified
+from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options, PhaseListener, unheard
-from bigfleet.engine.shapes.decide import says_pods
+from bigfleet.engine.shapes.decide import decide, says_pods
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.model.need import Need
 
@@ -29,13 +30,15 @@ class FleetEngine:
         """Make an engine that knows nothing yet.
 
         With `verify_every_cycles` above 0 every so many decisions of each kind are made a second time from nothing; if
-        the two differ, `on_divergence` is called and the second is the answer.
+        the two differ, `on_divergence` is called and the second is the answer. If a decision raises, it is called as
+        well, and the plain form of the engine decides, which is slow for large fleets.
         """
         self._over_aggregates = ColumnarEngine(
             is_incremental=is_incremental, verify_every_cycles=verify_every_cycles, on_divergence=on_divergence
         )
         self._over_pods = Verified(
             lambda: PodEngine(is_incremental=is_incremental, loops=pod_credit),
+            plainly=lambda view, demand, options, _on_phase: decide(snapshot_of(view), demand, options),
             every_cycles=verify_every_cycles,
             on_divergence=on_divergence,
         )

@@ -92,7 +92,7 @@ class ShardMetrics:
         self.cycle_failures = counter("cycle_failures_total", "Cycles that ended in an error")
         self.cycle_last_success = gauge("cycle_last_success_timestamp_seconds", "When a cycle last finished")
         self.engine_divergences = counter(
-            "engine_divergences_total", "Checks of the engine against a full pass that found another answer"
+            "engine_divergences_total", "Decisions that failed, or that a full pass found to be another answer"
         )
         self.plans = counter("plans_total", "Target compositions that were asked for", ["outcome"])
         self.clusters_awaiting_plan = gauge(

@@ -44,10 +44,12 @@ class ColumnarEngine:
 
         Without `is_incremental` every decision credits every cluster again. With `verify_every_cycles` above 0 every
         so many decisions are made a second time by an engine that knows nothing; if the two differ, `on_divergence` is
-        called, the second is the answer, and what the first was built on is forgotten.
+        called, the second is the answer, and what the first was built on is forgotten. If a decision raises,
+        `on_divergence` is called as well, and the reference engine decides.
         """
         self._verified = Verified(
             lambda: _Knowledge(is_incremental=is_incremental),
+            plainly=_plainly,
             every_cycles=verify_every_cycles,
             on_divergence=on_divergence,
         )
@@ -71,6 +73,10 @@ class ColumnarEngine:
         return self._verified.decide(view, demand, options, on_phase=on_phase)
 
 
+def _plainly(view: ColumnSnapshot, demand: Sequence[Need], options: Options, on_phase: PhaseListener) -> Decision:
+    return reference.decide(snapshot_of(view), demand, options, on_phase=on_phase)
+
+
 class _Knowledge:
     """What an engine keeps between decisions, and how it decides with it."""
 
@@ -92,7 +98,7 @@ class _Knowledge:
         try:
             answer = self._answer(view, demand, options, on_phase)
         except DoesNotFit:
-            return reference.decide(snapshot_of(view), demand, options, on_phase=on_phase)
+            return _plainly(view, demand, options, on_phase)
         # Sequences in place of tuples: they read and compare alike, and make their objects on demand.
         given = demand if isinstance(demand, tuple) else tuple(demand)
         basis = Basis(demand=given, options=options, snapshot=lambda: snapshot_of(view))

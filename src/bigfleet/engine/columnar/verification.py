@@ -1,9 +1,9 @@
-"""Verifies an incremental decision against a decision computed from scratch.
+"""Verifies an incremental decision against a decision computed from scratch, and replaces one that cannot be made.
 
-Whoever runs in production can have every so many decisions checked; what differs is reported in words and figures.
-Nothing here may change a decision.
+An operator of a fleet can have every so many decisions checked; what differs is reported in words and figures.
 """
 
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,11 +17,13 @@ from bigfleet.model.need import Need
 
 #: Differing entries that are reported.
 SAMPLE_MAX = 5
+#: Frames of a failure that are reported, the innermost ones.
+_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """An incremental decision that was not what a full one is; the full one was used."""
+    """An incremental decision that was not what a full one is, or that failed; another one was used."""
 
     #: Decisions that the engine had made, this one included.
     decisions: int
@@ -42,21 +44,24 @@ class Remembering(Protocol):
 
 
 class Verified:
-    """Decides with what it remembers, and makes every so many decisions a second time from nothing."""
+    """Decides with what it remembers, and makes a decision a second time from nothing every so often or when it fails."""
 
     def __init__(
         self,
         make: Callable[[], Remembering],
         *,
+        plainly: Callable[[ColumnSnapshot, Sequence[Need], Options, PhaseListener], Decision],
         every_cycles: int,
         on_divergence: Callable[[Divergence], None] | None,
     ) -> None:
         """`make` returns one that remembers nothing. With `every_cycles` 0 no decision is made twice.
 
         If the two decisions differ, `on_divergence` is called, the second is the answer, and what the first was built
-        on is forgotten.
+        on is forgotten. If making one raises, `plainly` makes it in its place, slower; without `on_divergence`, what
+        was raised is raised.
         """
         self._make = make
+        self._plainly = plainly
         self._every_cycles = every_cycles
         self._on_divergence = on_divergence
         self._decisions = 0
@@ -67,7 +72,16 @@ class Verified:
     ) -> Decision:
         """Decide one cycle."""
         self._decisions += 1
-        decision = self._known.decide(view, demand, options, on_phase=on_phase)
+        try:
+            decision = self._known.decide(view, demand, options, on_phase=on_phase)
+        except Exception as error:
+            if self._on_divergence is None:
+                raise
+            # The row of one cluster must not keep all others from their machines.
+            self._known = self._make()
+            decision = self._plainly(view, demand, options, on_phase)
+            self._on_divergence(_failure(error, self._decisions))
+            return decision
         if not self._every_cycles or self._decisions % self._every_cycles:
             return decision
         fresh = self._make()
@@ -79,6 +93,16 @@ class Verified:
         if self._on_divergence is not None:
             self._on_divergence(difference)
         return full
+
+
+def _failure(error: Exception, decisions: int) -> Divergence:
+    """Return what an engine that failed shows, the innermost frames last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return Divergence(
+        decisions=decisions,
+        difference=f"the compiled engine failed: {type(error).__name__}: {error}",
+        evidence={"frames": [f"{frame.name} line {frame.lineno}" for frame in frames[-_FRAMES:]]},
+    )
 
 
 def divergence(incremental: Decision, full: Decision, decisions: int) -> Divergence | None:

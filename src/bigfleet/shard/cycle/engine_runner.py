@@ -26,7 +26,7 @@ _LOGGED_MAX = 16
 
 
 class EngineDivergence(Protocol):
-    """Two ways to decide the same cycle that came to different answers."""
+    """Two ways to decide the same cycle that came to different answers, or one that failed."""
 
     @property
     def decisions(self) -> int:
@@ -63,7 +63,8 @@ class EngineMaker(Protocol):
 def fleet_engine(*, verify_every_cycles: int, on_divergence: Callable[[EngineDivergence], None]) -> DecisionEngine:
     """Return the engine for large fleets with its kernels loaded, compiled when no compiled form is at hand.
 
-    `on_divergence` is called in the thread that decides when a check fails; the answer of the full pass is then used.
+    `on_divergence` is called in the thread that decides when a check or a decision fails; the answer of the full pass,
+    or of the plain engine, is then used.
     """
     # Importing it is what loads the kernels.
     from bigfleet.engine.columnar.engine import warm_up
@@ -124,5 +125,5 @@ class EngineRunner:
                 decisions=divergence.decisions,
                 difference=divergence.difference,
                 evidence=divergence.evidence,
-                advice="the cycle used the full pass; report this line",
+                advice="the cycle used the full or the plain pass; report this line",
             )

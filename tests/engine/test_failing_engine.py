@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bigfleet.engine.columnar import engine as columnar
+from bigfleet.engine.columnar.cycle import Cycle
 from bigfleet.engine.columnar.verification import Divergence
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.fleet_engine import FleetEngine
@@ -56,7 +56,7 @@ def test_a_decision_over_pods_that_fails_is_made_by_the_plain_engine(monkeypatch
 def test_a_decision_over_aggregates_that_fails_is_made_by_the_reference_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Divergence] = []
     engine = FleetEngine(on_divergence=found.append)
-    monkeypatch.setattr(columnar.Cycle, "__init__", _fail)
+    monkeypatch.setattr(Cycle, "__init__", _fail)
     for drawn in map(fleet, SEEDS):
         demand = _without_shapes(drawn)
         made = engine.decide(ColumnStore.from_snapshot(drawn.snapshot).snapshot(), demand, drawn.options)

@@ -44,7 +44,7 @@ class Remembering(Protocol):
 
 
 class Verified:
-    """Decides with what it remembers, and makes a decision a second time from nothing every so often or when it fails."""
+    """Decides with what it remembers, and a second time without it: every so often, and when the first time fails."""
 
     def __init__(
         self,

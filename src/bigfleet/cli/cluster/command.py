@@ -75,7 +75,7 @@ def readmit(calling: QueryFlags, cluster: _Cluster) -> None:
 
     with _administrator(calling) as shard:
         shard.readmit_cluster(shardadmin_pb2.ReadmitClusterRequest(cluster_id=cluster))
-    echo(f"{cluster} is admitted again: its next roll-up is taken, and until then its machines are kept")
+    echo(f"{cluster} is admitted again: the shard accepts its next roll-up, and reclaims none of its machines before")
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def test_what_cannot_be_understood_fails_like_a_wrong_answer(tmp_path: Path) -> 
     assert lines[0].startswith("FAILED broken.yaml: not YAML")
     assert lines[1].startswith("FAILED topic.yaml odd on reference: stage 'dance' is unknown; there are cycle, multi")
     assert lines[2] == "FAILED topic.yaml bare on reference: KeyError: 'needs'"
-    assert lines[3] == "FAILED topic.yaml good: the name 'good' stands in the folder already"
+    assert lines[3] == "FAILED topic.yaml good: the name 'good' is used twice in the folder"
     assert lines[4] == "FAILED fleets.jsonl line 1 seed 7: decision is missing or no object"
     assert lines[5] == "1 passed, 5 failed"
 

@@ -80,7 +80,7 @@ def test_nothing_of_a_report_whose_write_fails_is_taken(led: tuple[CountingStore
     run(leader.report(said(leader, 1)))
     store._backend.holder = 99
 
-    with pytest.raises(Exception, match="another leader stands"):
+    with pytest.raises(Exception, match="another replica leads"):
         run(leader.report(said(leader, 2, address="moved:1")))
 
     assert leader.ephemeral.known[EAST].report.cycle == 1

@@ -70,7 +70,7 @@ def test_extra_columns_in_any_order_are_ignored(tmp_path: Path) -> None:
         (NODE_HEADER + f"n,{'9' * 5000},1024,0,\n", "column cpu_milli: 99999999999999999999 is out of range"),
         (NODE_HEADER + "n,1000,1024,2,\n", "line 2, column model: the node has 2 GPUs and no model"),
         (NODE_HEADER + ",1000,1024,0,\n", "line 2, column sn: is empty"),
-        (NODE_HEADER + "n,1000,1024,0,\n\nn,1000,1024,0,\n", "line 4, column sn: 'n' stands on line 2 already"),
+        (NODE_HEADER + "n,1000,1024,0,\n\nn,1000,1024,0,\n", "line 4, column sn: 'n' is on line 2 already"),
         (NODE_HEADER + '"n,1000,1024,0,\n', "not CSV"),
         (NODE_HEADER + "n,1000,1\x00024,0,\n", "line 2"),
         (NODE_HEADER + "n,1000,\uff11\uff12,0,\n", "line 2, column memory_mib"),

@@ -183,7 +183,7 @@ class Lab:
     async def listed(self, machine_id: str) -> MachineSeen:
         """Return the one entry of a machine in the full list. Raises Broken."""
         entries = [machine for machine in (await self.list_machines()).machines if machine.id == machine_id]
-        expect(len(entries) == 1, f"{machine_id} stands in List exactly once", f"{len(entries)} times")
+        expect(len(entries) == 1, f"{machine_id} is in List exactly once", f"{len(entries)} times")
         return entries[0]
 
     async def done(self, request: Mutation, *, via: int = 0) -> Answer:

@@ -94,7 +94,7 @@ class Leader:
         self.ephemeral = self.ephemeral.with_plan(plan, report.shard_id, now_seconds)
         self.ephemeral, answer = self.ephemeral.answered(report.shard_id, plan, peers, now_seconds)
         if answer.instructions and not await self._may_instruct(report):
-            raise NotLeader("another leader stands")
+            raise NotLeader("another replica leads")
         self._answered.add(report.shard_id)
         self._on_report("ok")
         return answer

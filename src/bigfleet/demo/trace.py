@@ -223,7 +223,7 @@ class _Row:
         if not text:
             raise self.fault(column, "is empty; every row needs a name of its own")
         if text in seen:
-            raise self.fault(column, f"{text!r} stands on line {seen[text]} already; names must differ")
+            raise self.fault(column, f"{text!r} is on line {seen[text]} already; names must differ")
         seen[text] = self._line
         return text
 

@@ -120,9 +120,7 @@ class GrpcServer:
         except RuntimeError as error:
             raise ListenFault(_CANNOT_LISTEN.format(address)) from error
         if self.is_insecure_at(host):
-            advice = (
-                "anybody who reaches the port may call every RPC under any name; set --tls-cert, --tls-key and --tls-ca"
-            )
+            advice = "any peer that reaches the port may make every call; set --tls-cert, --tls-key and --tls-ca"
             _log.warning("rpc.plain_text_enabled", address=address, advice=advice)
         await self.set_serving(serving=serving)
         await self._server.start()

@@ -166,7 +166,7 @@ def followers(state: State) -> Iterator[tuple[str, State]]:
         after = state.copy()
         after.budget.elections -= 1
         after.world.elect()
-        yield "another leader stands", after
+        yield "another replica leads", after
     if state.budget.moves:
         after = state.copy()
         machine, donor, to = after.budget.moves.pop(0)

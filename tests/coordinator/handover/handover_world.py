@@ -121,13 +121,13 @@ class HeldStore:
 
     async def commit(self, command: Command) -> Tables:
         if self._backend.holder != self._me:
-            raise NotLeader("another leader stands")
+            raise NotLeader("another replica leads")
         self._backend.tables = apply(self._backend.tables, command)
         return self._backend.tables
 
     async def raise_term(self, above: int) -> int:
         if self._backend.holder != self._me:
-            raise NotLeader("another leader stands")
+            raise NotLeader("another replica leads")
         self._backend.term = max(above, self._backend.term) + TERM_STEP
         return self._backend.term
 

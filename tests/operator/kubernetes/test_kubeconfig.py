@@ -325,7 +325,10 @@ EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "login"}
             {"client-certificate-data": encoded("x")},
             ".client-key: is missing; a client certificate and its key are given together",
         ),
-        ({"exec": EXEC, "token": "t"}, ".exec: stands beside a token or a client certificate; remove one of them"),
+        (
+            {"exec": EXEC, "token": "t"},
+            ".exec: is given together with a token or a client certificate; remove one of them",
+        ),
         ({"exec": {}}, ".exec.apiVersion: is missing; write client.authentication.k8s.io/v1"),
         (
             {"exec": {**EXEC, "apiVersion": "client.authentication.k8s.io/v1alpha1"}},

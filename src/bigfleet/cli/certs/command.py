@@ -87,7 +87,7 @@ def dev(
         ),
         *((f"provider-{name}", _anonymous(hosts), _provider_call(name)) for name in providers),
         ("coordinator", _identified(PeerIdentity(PeerRole.ADMIN), hosts), "bigfleet coordinator"),
-        ("admin", _identified(PeerIdentity(PeerRole.ADMIN)), "people and tools that may change the fleet"),
+        ("admin", _identified(PeerIdentity(PeerRole.ADMIN)), "administrators and tools that change the fleet"),
         ("readonly", _identified(PeerIdentity(PeerRole.READONLY)), "dashboards and tools that only read"),
     ]
     lines = []
@@ -99,7 +99,9 @@ def dev(
     echo(f"authority until {credentials.authority_expires:%Y-%m-%d}: {credentials.authority_path}")
     for words in lines:
         echo(words)
-    echo(f"\n{credentials.authority_path.with_suffix('.key')} can make anybody: keep it off every other machine.")
+    echo(
+        f"\n{credentials.authority_path.with_suffix('.key')} can create any identity: keep it off every other machine."
+    )
 
 
 def _check_names(flag: str, names: list[str]) -> None:

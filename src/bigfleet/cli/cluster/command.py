@@ -28,7 +28,7 @@ app = typer.Typer(cls=HelpGroup, help="Retire clusters that are gone.", no_args_
 _Cluster = Annotated[str, typer.Argument(metavar="CLUSTER", help="Id of a cluster.")]
 _Confirm = Annotated[bool, typer.Option("--confirm", help="Retire it; without this nothing is changed.")]
 _Force = Annotated[bool, typer.Option("--force", help="Also while its operator is connected.")]
-_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit log and for others.")]
+_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, written to the log and the audit log.")]
 _For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="Refuse the cluster for at least this long, at most 30d.")
 ]
@@ -75,7 +75,7 @@ def readmit(calling: QueryFlags, cluster: _Cluster) -> None:
 
     with _administrator(calling) as shard:
         shard.readmit_cluster(shardadmin_pb2.ReadmitClusterRequest(cluster_id=cluster))
-    echo(f"{cluster} is admitted again: its next roll-up is taken, and until then its machines are kept")
+    echo(f"{cluster} is admitted again: the shard accepts its next roll-up, and reclaims none of its machines before")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def conformance(
     ] = None,
     profile: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Profiles to test, or all; by default core,cloud; delta is ours."),
+        typer.Option(metavar="LIST", help="Profiles to test, or all; by default core,cloud."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random numbers.")] = 1,
     only: Annotated[
@@ -39,7 +39,8 @@ def conformance(
         ),
     ] = None,
     launch_fault: Annotated[
-        str | None, typer.Option(metavar="CMD", help="The same for a provider with the fault selectors and T = 2s.")
+        str | None,
+        typer.Option(metavar="CMD", help="Command that starts a provider for the profile fault, with timeouts of 2 s."),
     ] = None,
     scale_count: Annotated[int, typer.Option(help="Number of machines of the scale profile, more than 500.")] = 8000,
     soak: Annotated[str, typer.Option(help="Duration of the load of the scale profile.")] = "10s",

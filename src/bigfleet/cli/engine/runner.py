@@ -106,7 +106,7 @@ def run_folder(folder: Path, trial: Trial) -> Iterator[CaseOutcome]:
     for path, case in cases:
         name = f"{path.name} {case.name}"
         if case.name in names:
-            yield CaseOutcome(name, (CaseFault(text=f"the name {case.name!r} stands in the folder already"),))
+            yield CaseOutcome(name, (CaseFault(text=f"the name {case.name!r} is used twice in the folder"),))
             continue
         names.add(case.name)
         yield CaseOutcome(name, tuple(trial(partial(run_case, case))))

@@ -35,7 +35,7 @@ _Defaults = Annotated[
     typer.Option(metavar="FILE", help="Penalties by PriorityClass, for pods without annotations (YAML)."),
 ]
 _UnmanagedAfter = Annotated[
-    str, typer.Option(metavar="DURATION", help="Age from which a Node that nothing ties to BigFleet is not its own.")
+    str, typer.Option(metavar="DURATION", help="Age after which a Node that is not tied to a machine is unmanaged.")
 ]
 _Workers = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Pods that are worked on at the same time.")]
 _MetricsAddr = Annotated[

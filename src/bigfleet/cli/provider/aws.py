@@ -64,10 +64,10 @@ def aws(
         typer.Option(metavar="FILE", help="JSON file of the slots on offer and their images; reloaded on SIGHUP."),
     ] = None,
     bootstrap: Annotated[
-        str | None, typer.Option(metavar="s3://BUCKET/PREFIX", help="Where instances get their bootstrap data.")
+        str | None, typer.Option(metavar="s3://BUCKET/PREFIX", help="S3 prefix of the bootstrap data for instances.")
     ] = None,
     node_role: Annotated[
-        str, typer.Option(metavar="NAME", help="Instance profile, by name or ARN, that may read and write there.")
+        str, typer.Option(metavar="NAME", help="Instance profile, by name or ARN, that may read and write that prefix.")
     ] = "",
     interruption_queue: Annotated[
         str, typer.Option(metavar="URL", help="SQS queue of EventBridge with EC2's events about instances.")
@@ -80,7 +80,7 @@ def aws(
     ] = None,
     launch_rate: Annotated[float, typer.Option(help="RunInstances calls per second, after a burst of 5.")] = 2.0,
     poll_interval: Annotated[
-        str, typer.Option(help="Time between two looks at instances that start and at their agents' answers.")
+        str, typer.Option(help="Time between checks of starting instances and of their agents' answers.")
     ] = "5s",
     endpoint_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of every AWS service, for VPC endpoints and tests.")

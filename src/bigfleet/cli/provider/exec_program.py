@@ -56,7 +56,7 @@ def exec_program(
         list[str] | None, typer.Option(metavar="ARG", help="Argument before the verb; may be repeated.")
     ] = None,
     ready: Annotated[
-        str, typer.Option(help="What says that a node is Ready: program, inventory or configure.")
+        str, typer.Option(help="Source of a node's readiness: program, inventory or configure.")
     ] = PROGRAM,
     concurrency: Annotated[
         int, typer.Option(help="Processes at a time of each verb, unless the program says otherwise.")

@@ -45,7 +45,8 @@ _WhatIf = Annotated[
 _Weight = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME=NUMBER", help="Replace a weight of victims: priority, drain, interruption or reclamation."
+        metavar="NAME=NUMBER",
+        help="Replace a weight of preemption candidates: priority, drain, interruption or reclamation.",
     ),
 ]
 _Hold = Annotated[

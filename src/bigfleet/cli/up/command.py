@@ -23,19 +23,23 @@ def up(
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(help="Virtual seconds per second; by default 60, and for a trace what makes it fit --for."),
+        typer.Option(help="Virtual seconds per second; by default 60, for a trace the speed that fits --for."),
     ] = None,
-    clusters: Annotated[int | None, typer.Option(help="Simulated clusters: 3, or 4 with a trace.")] = None,
-    machines: Annotated[int | None, typer.Option(help="Machines of the demonstration's fleet: 120.")] = None,
+    clusters: Annotated[
+        int | None, typer.Option(help="Number of simulated clusters; by default 3, for a trace 4.")
+    ] = None,
+    machines: Annotated[
+        int | None, typer.Option(help="Number of machines of the demonstration; by default 120.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload and of the simulated cloud.")] = 1,
-    state_dir: Annotated[Path, typer.Option(help="Where the run keeps itself; a later run resumes.")] = Path(
+    state_dir: Annotated[Path, typer.Option(help="Directory for the state of the run; a later run resumes it.")] = Path(
         ".bigfleet"
     ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the state directory and start over.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the state of an earlier run, then start.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file at the end.")] = None,
     shards: Annotated[int, typer.Option(help="Shards of the demonstration, at most 8; several get a coordinator.")] = 1,
     store: Annotated[
-        str | None, typer.Option(help="What the coordinator of several shards keeps its tables in: sqlite or etcd.")
+        str | None, typer.Option(help="Store of the coordinator's tables: sqlite (default) or etcd.")
     ] = None,
     kubernetes: Annotated[
         int | None,
@@ -46,7 +50,7 @@ def up(
 ) -> None:
     """Run a provider, shards and simulated clusters on this machine, and watch them.
 
-    An excess machine is reclaimed after 2 s (with a trace at once), where a shard waits 10 minutes by default.
+    Excess machines are reclaimed after 2 s, with a trace at once. The default of a shard is 10 minutes.
     """
     from bigfleet.cli.up.run import run_up
     from bigfleet.cli.up.settings import settings_from_flags

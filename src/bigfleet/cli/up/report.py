@@ -158,7 +158,7 @@ def _headline(result: RunResult) -> Text:
     )
     if result.is_trace:
         peak = max((point.bound_machines for point in result.timeline), default=0)
-        end = "the trace was replayed to its end" if result.finished else "the trace goes on at the next start"
+        end = "the trace was replayed to its end" if result.finished else "the trace continues at the next start"
         text.append(f"; peak {peak} machines; {end}")
     if figures.shards:
         text.append(f"; {figures.moved_machines} moved between {len(figures.shards)} shards")

@@ -52,7 +52,7 @@ def expect_named(machine: MachineSeen) -> None:
     expect(machine.state is not _S.UNSPECIFIED, f"{machine.id} has a state", machine_text(machine))
     expect(machine.instance_type != "", f"{machine.id} has an instance_type", machine_text(machine))
     forbidden = sorted(_FORBIDDEN_LABELS & machine.labels.keys())
-    expect(not forbidden, f"{machine.id} has no label that stands in for a field", forbidden)
+    expect(not forbidden, f"{machine.id} has no label in place of a field", forbidden)
 
 
 def expect_priced(machine: MachineSeen) -> None:

@@ -335,7 +335,7 @@ def _credentials(
     if plugin is None:
         return StoredCredentials(token=token, certificate=certificate, key=key)
     if token is not None or certificate is not None:
-        raise plugin.fault("", "stands beside a token or a client certificate; remove one of them")
+        raise plugin.fault("", "is given together with a token or a client certificate; remove one of them")
     return PluginCredentials(_plugin(plugin, cluster, authority, environment), clock=clock)
 
 

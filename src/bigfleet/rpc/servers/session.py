@@ -63,7 +63,7 @@ _STATUS: Mapping[CloseReason, tuple[grpc.StatusCode, str]] = {
     CloseReason.STOPPING: (grpc.StatusCode.UNAVAILABLE, "the shard is shutting down"),
     CloseReason.MISROUTED: (grpc.StatusCode.INVALID_ARGUMENT, "a later Hello named another cluster_id"),
     CloseReason.MALFORMED: (grpc.StatusCode.INVALID_ARGUMENT, "a frame could not be read"),
-    CloseReason.BROKEN: (grpc.StatusCode.INTERNAL, "the shard could not go on with the stream; its log says why"),
+    CloseReason.BROKEN: (grpc.StatusCode.INTERNAL, "the shard could not continue the stream; its log says why"),
     CloseReason.GONE: (grpc.StatusCode.CANCELLED, "the operator ended the stream"),
 }
 

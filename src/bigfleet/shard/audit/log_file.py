@@ -24,7 +24,7 @@ SYNC_INTERVAL_SECONDS = 1.0
 #: A record is bounded by its texts; this is far above any.
 LINE_BYTES_MAX = 1024 * 1024
 #: What to do with a log that cannot be gone on with.
-_REMEDY = "move the file away to go on in a new one; bigfleet audit verify lists what is wrong in it"
+_REMEDY = "move the file away to continue in a new one; bigfleet audit verify lists what is wrong in it"
 #: What every record begins with: nothing else is ever cut off.
 _BEGINNING = b'{"time":"'
 

@@ -136,9 +136,9 @@ class _Checker:
 
     def _report_break(self, place: _Place, line: AuditLine, last: int) -> None:
         if line.sequence in self._sequences:
-            self._find(place, AuditFault.REORDERED, f"record {line.sequence} stands here again")
+            self._find(place, AuditFault.REORDERED, f"record {line.sequence} is repeated here")
         elif line.sequence <= last:
-            self._find(place, AuditFault.REORDERED, f"record {line.sequence} stands after record {last}")
+            self._find(place, AuditFault.REORDERED, f"record {line.sequence} comes after record {last}")
         elif line.sequence > last + 1:
             self._gaps.append((range(last + 1, line.sequence), len(self.findings)))
             self._find(place, AuditFault.GAP, f"{_records(last + 1, line.sequence)} missing before this line")

@@ -406,7 +406,7 @@ class PartitionedBackend:
         carved = lease.carved if lease is not None else None
         carved = carved or self._carved_of(machine)
         if carved is None:
-            raise LookupError(f"{machine.id} stands on no host")
+            raise LookupError(f"{machine.id} is on no host")
         return carved
 
     async def create(self, machine: MachineView, op: Op) -> Host:

@@ -335,7 +335,7 @@ def _line(provider: str, facts: GroupFacts, zone: str, position: int, group: _Gr
         raise HostsFault(f"{place}.capacity_type: {text}")
     if capacity_type is CapacityType.SPOT:
         raise HostsFault(
-            f"{place}.capacity_type: spot needs a probability of interruption; hosts of one's own have none"
+            f"{place}.capacity_type: spot needs a probability of interruption, which partitioned hosts do not have"
         )
     amounts = {
         "cpu": (size.vcpus, ""),

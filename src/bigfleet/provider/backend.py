@@ -1,7 +1,7 @@
-"""Defines what an author of a provider implements, and the values that pass between author and kit.
+"""Defines what an author of a provider implements, and the values that pass between the author's code and the kit.
 
-docs/spec/provider.md §16. A backend makes hosts real and reports facts; it is idempotent by operation id. It must never
-know tokens, states, revisions, timeouts or stores: those are the kit's.
+docs/spec/provider.md §16. A backend creates and deletes hosts and reports facts; it is idempotent by operation id. It
+must never know tokens, states, revisions, timeouts or stores: those are the kit's.
 """
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping

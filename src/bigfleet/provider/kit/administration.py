@@ -1,7 +1,7 @@
-"""Implements what an administrator may do to a running provider: inspect, recover failed machines, allow losses.
+"""Implements what an administrator may do to a running provider: inspect, recover failed machines, accept losses.
 
-docs/spec/provider.md §13, §14. Each is one audit line: who, what, before, after. No rule of the kit is stepped around
-but those that are named here, and a person must never do by one word what stops a machine that may serve.
+docs/spec/provider.md §13, §14. Each change is one audit line: who, what, before, after. Only the rules named here can
+be bypassed. Stopping a machine that may serve always needs a second confirmation.
 """
 
 from collections.abc import Mapping

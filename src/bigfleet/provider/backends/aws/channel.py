@@ -1,4 +1,4 @@
-"""Gives an instance its orders by tag and S3, and reads what its agent answers.
+"""Sends an instance its orders by tag and S3, and reads the answers of its agent.
 
 docs/spec/aws-provider.md §4. Nothing connects to an instance: its agent reads a tag from the metadata service and the
 bootstrap data from S3. The data is in no tag, log or error, and is deleted once the agent answered.

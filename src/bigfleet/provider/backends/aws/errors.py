@@ -1,7 +1,6 @@
-"""Decides what an error of AWS means: no capacity, try again, final, absent, forbidden.
+"""Classifies errors of AWS: no capacity, retry, final, absent, forbidden.
 
-docs/spec/aws-provider.md §3. No other module knows a code of AWS. Of what is not listed it must never conclude that a
-retry helps.
+docs/spec/aws-provider.md §3. No other module knows error codes of AWS. An unlisted error is never retried.
 """
 
 from enum import Enum

@@ -1,6 +1,6 @@
-"""Puts one call to a program into JSON and reads what its exit code and its answer mean.
+"""Encodes one call to a program as JSON and interprets its exit code and its answer.
 
-docs/spec/exec-provider.md §2, §3. A blob is sent on standard input only, metadata of a binding never. This
+docs/spec/exec-provider.md §2, §3. A blob is sent on standard input only; metadata of a binding is never sent. This
 module must never store what was sent.
 """
 

@@ -1,8 +1,8 @@
 """Implements the backend over hosts that run libvirt: slots that share room, guests that are watched.
 
 docs/spec/libvirt-provider.md. Slots and rooms are those of partitioned hosts (docs/spec/provider.md §22) with one host
-in each group. It also restarts guests that stopped, reports domains that were removed by others, and removes
-bootstrap data that no Configure needs any more. It must never act on a machine with an operation in flight.
+in each group. It also restarts guests that stopped, reports domains that others removed, and removes bootstrap data
+that no Configure needs any more. It must never act on a machine with an operation in flight.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Reads msgspec's errors about the content of a file: which field is wrong, and how.
+"""Parses msgspec's errors about the content of a file: which field is wrong, and how.
 
-The text of an error is the only place where msgspec says this.
+msgspec gives this information only in the text of an error.
 """
 
 import re

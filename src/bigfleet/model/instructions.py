@@ -1,7 +1,8 @@
-"""Defines the instructions of a coordinator to a shard, and how the plain ones change what the shard owns.
+"""Defines the instructions of a coordinator to a shard, and how the simple ones change what the shard owns.
 
-docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the whole effect of every instruction but three:
-releasing machines, moving slots and draining need the donor's own machines and its provider. Nothing here does any I/O.
+docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the complete effect of all instructions but
+three: releasing machines, moving slots and draining also need the donor's machines and its provider. Nothing here does
+I/O.
 """
 
 from collections.abc import Mapping

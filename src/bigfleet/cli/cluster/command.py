@@ -1,7 +1,7 @@
 """Defines `bigfleet cluster`: one call each to a shard (docs/spec/wire.md §12).
 
-Exit 0 when it was done or shown, 1 when the shard cannot be reached or refuses, 2 for a wrong call. No command prompts:
-`retire` changes nothing without --confirm.
+Exit 0 if the change was made or shown, 1 if the shard cannot be reached or rejects it, 2 for a wrong call. No command
+prompts: `retire` changes nothing without --confirm.
 """
 
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=HelpGroup, help="Retire clusters that are gone.", no_args_is_help=True)
 
 _Cluster = Annotated[str, typer.Argument(metavar="CLUSTER", help="Id of a cluster.")]
-_Confirm = Annotated[bool, typer.Option("--confirm", help="Retire it; without this nothing is changed.")]
-_Force = Annotated[bool, typer.Option("--force", help="Also while its operator is connected.")]
-_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason, for the audit log and for others.")]
+_Confirm = Annotated[bool, typer.Option("--confirm", help="Retire the cluster; without this flag nothing is changed.")]
+_Force = Annotated[bool, typer.Option("--force", help="Retire the cluster although its operator is connected.")]
+_Reason = Annotated[str, typer.Option(metavar="TEXT", help="Reason; written to the audit log and shown to readers.")]
 _For = Annotated[
     str, typer.Option("--for", metavar="DURATION", help="Refuse the cluster for at least this long, at most 30d.")
 ]

@@ -39,7 +39,8 @@ def conformance(
         ),
     ] = None,
     launch_fault: Annotated[
-        str | None, typer.Option(metavar="CMD", help="The same for a provider with the fault selectors and T = 2s.")
+        str | None,
+        typer.Option(metavar="CMD", help="The same, for a provider with fault selectors and T = 2s."),
     ] = None,
     scale_count: Annotated[int, typer.Option(help="Number of machines of the scale profile, more than 500.")] = 8000,
     soak: Annotated[str, typer.Option(help="Duration of the load of the scale profile.")] = "10s",

@@ -1,7 +1,7 @@
-"""Defines `bigfleet coordinator`: its flags, checked one by one, and what they mean to the process.
+"""Defines the flags of `bigfleet coordinator`, checks them, and converts them to the settings of the process.
 
-docs/spec/coordinator.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean
-stop. The process itself is put together in `bigfleet.cli.coordinator.process`.
+docs/spec/coordinator.md §1. Exit 2 for a wrong call, 1 if the process cannot start or fails while it runs, 0 after a
+clean stop. `bigfleet.cli.coordinator.process` builds and runs the process.
 """
 
 import socket
@@ -112,9 +112,7 @@ _ExportInterval = Annotated[
     str, typer.Option(metavar="DURATION", help="Time between snapshots, if the tables changed.")
 ]
 _ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="Number of snapshots to retain.")]
-_LogLevel = Annotated[
-    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
-]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Minimum log level: debug, info, warning or error.")]
 
 
 class CoordinatorCommand(SwitchCommand):

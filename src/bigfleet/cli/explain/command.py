@@ -1,7 +1,7 @@
-"""Defines `bigfleet explain`: its flags, and how a name becomes the row or machine that is meant.
+"""Defines `bigfleet explain`: finds the row or machine that a name means, and asks the shard for the explanation.
 
-Exit 0 when the shard explained it, 1 when it cannot be reached or knows no such row or machine, 2 for a wrong call. An
-explanation costs the shard seconds off its loop at most, however large its fleet, and changes nothing.
+Exit 0 if the shard explained it, 1 if the shard cannot be reached or knows no such row or machine, 2 for a wrong call.
+An explanation is computed off the shard's loop, takes seconds at most for any size of fleet, and changes nothing.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Shows an explanation to a person: what it is about, then sentence by sentence what led to it, then what was done.
+"""Formats an explanation for a terminal: its subject, the sentences that led to the decision, and the decision.
 
 The sentences are the shard's own (docs/spec/shard.md §12). Nothing here adds a reason.
 """

@@ -1,7 +1,7 @@
-"""Defines `bigfleet get`: its flags, and the question that each makes to the shard (docs/operating.md).
+"""Defines `bigfleet get`: its flags, and the call to the shard for each subcommand (docs/operating.md).
 
-Exit 0 when the shard answered, 1 when it cannot be reached, refuses or is not ready, 2 for a wrong call. Nothing here
-changes a shard.
+Exit 0 if the shard answered, 1 if it cannot be reached, rejects the call or is not ready, 2 for a wrong call. Nothing
+here changes a shard.
 """
 
 import os
@@ -190,7 +190,7 @@ def sessions(
         _show_shard(sources.sessions(wanted.cluster_id(cluster)), columns.SESSIONS, "session", looking)
         return
     if cluster:
-        raise UsageFault("--totals counts the sessions of all clusters; leave --cluster out")
+        raise UsageFault("--totals shows totals over all clusters; leave --cluster out")
     # Not through the option: in the environment it may stand for other calls than this one.
     text = metrics_addr or os.environ.get(METRICS_ADDRESS_VARIABLE) or METRICS_ADDRESS
     address = wanted.dialled(text, "--metrics-addr")

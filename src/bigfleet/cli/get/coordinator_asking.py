@@ -1,4 +1,4 @@
-"""Connects commands to a coordinator: their flags, and what its rejections mean.
+"""Connects commands to a coordinator: defines their flags, and words its rejections.
 
 The leader is found from any replica. Nothing here decides what is shown.
 """

@@ -1,7 +1,8 @@
 """Defines `bigfleet get shards|domains|quotas|providers|bindings|instructions|moves`.
 
-Beside the subcommands about a shard, in the same manner; `bigfleet get clusters` is a shard's, so the clusters' shards
-are `bindings`. Exit codes as there. Nothing here changes a coordinator.
+These subcommands read a coordinator; those of `command` read a shard. `bigfleet get clusters` reads a shard, so the
+coordinator's assignment of clusters to shards is `bindings`. Exit codes are those of `command`. Nothing here changes a
+coordinator.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,6 @@
-"""Defines the flags of all commands about a live shard: address, identity, output.
+"""Defines the flags of all commands that read a live shard: address, identity, output.
 
-Each is written once, as a field; `bigfleet.cli.flags.groups` gives them to a command. Nothing here dials or prints.
+Each is written once, as a field; `bigfleet.cli.flags.groups` adds them to a command. Nothing here dials or prints.
 """
 
 from dataclasses import dataclass

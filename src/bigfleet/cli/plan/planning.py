@@ -1,7 +1,7 @@
-"""Decides a plan: one cycle of the engine on what the files hold, what it costs and what stays short.
+"""Decides a plan: runs one cycle of the engine on the files, and computes its cost and its shortfalls.
 
-No safety limit slows the decision and nothing is carried out (docs/planning.md). A cluster that
-has no row in the demand is silent, and silence gives nothing back; one that was removed reports that it wants nothing.
+No safety limit delays the decision, and no action is executed (docs/planning.md). A cluster without a row in the demand
+is silent and keeps its machines; a cluster that a patch removed reports an empty demand.
 """
 
 import math

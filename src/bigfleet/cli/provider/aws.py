@@ -64,10 +64,10 @@ def aws(
         typer.Option(metavar="FILE", help="JSON file of the slots on offer and their images; reloaded on SIGHUP."),
     ] = None,
     bootstrap: Annotated[
-        str | None, typer.Option(metavar="s3://BUCKET/PREFIX", help="Where instances get their bootstrap data.")
+        str | None, typer.Option(metavar="s3://BUCKET/PREFIX", help="Place in S3 for bootstrap data.")
     ] = None,
     node_role: Annotated[
-        str, typer.Option(metavar="NAME", help="Instance profile, by name or ARN, that may read and write there.")
+        str, typer.Option(metavar="NAME", help="Instance profile, by name or ARN, that may read and write that place.")
     ] = "",
     interruption_queue: Annotated[
         str, typer.Option(metavar="URL", help="SQS queue of EventBridge with EC2's events about instances.")
@@ -80,7 +80,7 @@ def aws(
     ] = None,
     launch_rate: Annotated[float, typer.Option(help="RunInstances calls per second, after a burst of 5.")] = 2.0,
     poll_interval: Annotated[
-        str, typer.Option(help="Time between two looks at instances that start and at their agents' answers.")
+        str, typer.Option(help="Time between polls of starting instances and of their agents' answers.")
     ] = "5s",
     endpoint_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of every AWS service, for VPC endpoints and tests.")
@@ -131,7 +131,7 @@ def _asked(
     if region is None:
         raise UsageFault("--region is missing: name the region of the instances, such as eu-central-1")
     if not _REGION.fullmatch(region):
-        raise UsageFault(f"--region: {region!r} is no region of AWS; write one such as eu-central-1")
+        raise UsageFault(f"--region: {region!r} is not a region of AWS; write one such as eu-central-1")
     if offerings is None:
         raise UsageFault("--offerings is missing: name the JSON file of the slots on offer")
     if bootstrap is None:
@@ -139,10 +139,10 @@ def _asked(
     if reset not in RESETS:
         raise UsageFault(f"--reset: {reset!r} is unknown; choose replace-root, none or delete-only")
     if not 0 < launch_rate <= 1000:
-        raise UsageFault(f"--launch-rate: {launch_rate:g} is not above 0 and up to 1000")
+        raise UsageFault(f"--launch-rate: {launch_rate:g} is out of range; write a number above 0 and up to 1000")
     for flag, url in (("--endpoint-url", endpoint_url), ("--interruption-queue", interruption_queue)):
         if url and not _is_url(url):
-            raise UsageFault(f"{flag}: {url!r} is no URL; write http:// or https:// and a host")
+            raise UsageFault(f"{flag}: {url!r} is not a URL; write http:// or https:// and a host")
     poll_seconds = parse_positive_duration_seconds(poll_interval, "--poll-interval")
     try:
         bucket, prefix = read_bucket(bootstrap)
@@ -273,7 +273,7 @@ def open_aws(
         try:
             backend.set_offerings(_read(asked.offerings, place.provider))
         except UsageFault as fault:
-            _log.error("offerings.load_failed", error=str(fault))
+            _log.error("offerings.load_failed", error=str(fault), advice="the previous offerings stay in force")
             return
         _log.info("offerings.loaded", path=str(asked.offerings))
 

@@ -1,7 +1,7 @@
-"""Says whether a process makes progress: it writes to its log, or it computes.
+"""Detects whether a process makes progress: it writes to its log, or it uses CPU time.
 
-A process on a busy machine takes long and still makes progress; one that hangs does neither. Computing shows where
-there is a /proc; elsewhere only the log counts. The process itself is not changed.
+A process on a busy machine is slow and still makes progress; a process that hangs does neither. CPU time is read from
+/proc; without /proc only the log counts. The process itself is not changed.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""Holds a shard process's identity, state directory and addresses (docs/spec/shard.md §1).
+"""Defines the settings of a shard process: identity, state directory, addresses (docs/spec/shard.md §1).
 
-Values that `bigfleet.cli.shard.command` makes of its flags; nothing here opens or checks anything.
+`bigfleet.cli.shard.command` makes them from its flags; nothing here opens or checks anything.
 """
 
 from dataclasses import dataclass

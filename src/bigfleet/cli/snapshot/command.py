@@ -1,7 +1,7 @@
-"""Defines `bigfleet snapshot save` and `restore`: a copy of the coordinator's tables, and a store made of one.
+"""Defines `bigfleet snapshot save` and `restore`: copies the coordinator's tables, and writes a copy to a store.
 
-docs/spec/coordinator.md §10. Saving asks the leader; restoring is offline and writes to the store itself, under a term
-that is above every one that may have been in use. Nothing here replaces tables that are there without `--force`.
+docs/spec/coordinator.md §10. `save` calls the leader. `restore` is offline and writes to the store itself, under a term
+higher than every term that may have been in use. Existing tables are replaced only with `--force`.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Defines `bigfleet up`: its flags, and the way from them to a run.
+"""Defines `bigfleet up`: checks its flags and starts the run.
 
 Exit 2 for a wrong call or a wrong file, 1 for a run that failed, 0 after a run that ended or was stopped.
 """
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 def up(
     for_duration: Annotated[
         str | None,
-        typer.Option("--for", help="How long to run; by default a demonstration runs until Ctrl-C, a trace 120s."),
+        typer.Option("--for", help="Duration of the run; by default until Ctrl-C, for a trace 120s."),
     ] = None,
     speed: Annotated[
         float | None,
-        typer.Option(help="Virtual seconds per second; by default 60, and for a trace what makes it fit --for."),
+        typer.Option(help="Virtual seconds per second; by default 60; a trace is fitted to --for."),
     ] = None,
-    clusters: Annotated[int | None, typer.Option(help="Simulated clusters: 3, or 4 with a trace.")] = None,
-    machines: Annotated[int | None, typer.Option(help="Machines of the demonstration's fleet: 120.")] = None,
+    clusters: Annotated[int | None, typer.Option(help="Number of clusters; by default 3, with a trace 4.")] = None,
+    machines: Annotated[int | None, typer.Option(help="Number of machines; by default 120.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the workload and of the simulated cloud.")] = 1,
-    state_dir: Annotated[Path, typer.Option(help="Where the run keeps itself; a later run resumes.")] = Path(
+    state_dir: Annotated[Path, typer.Option(help="Directory of the run's state; a later run resumes from it.")] = Path(
         ".bigfleet"
     ),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget the state directory and start over.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete the run's state and start over.")] = False,
     report: Annotated[Path | None, typer.Option(help="Write the report as JSON to this file at the end.")] = None,
     shards: Annotated[int, typer.Option(help="Shards of the demonstration, at most 8; several get a coordinator.")] = 1,
     store: Annotated[
-        str | None, typer.Option(help="What the coordinator of several shards keeps its tables in: sqlite or etcd.")
+        str | None, typer.Option(help="Store of the coordinator of several shards: sqlite or etcd.")
     ] = None,
     kubernetes: Annotated[
         int | None,

@@ -1,7 +1,7 @@
-"""Reads the moves of a run from the coordinator, counts each once, and keeps them.
+"""Reads the moves of a run from the coordinator, counts each once, and stores them.
 
-The coordinator forgets when its process ends, and what was seen is not to go with it. Nothing here changes anything,
-but that it gives each shard its zone before a run begins.
+The coordinator forgets them when its process ends. Apart from assigning a zone to each shard before a run begins,
+nothing here changes anything.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Draws the live view of a run: demand, supply, recent actions, and the state of the processes.
 
-On a terminal one screen that is drawn again twice a second, otherwise one line every few seconds. The view reads what
-others counted and never waits for anything.
+On a terminal one screen that is redrawn twice a second, otherwise one line every few seconds. The view reads figures
+that others counted and never waits.
 """
 
 from collections import deque

@@ -1,8 +1,8 @@
 """Defines the commands that change the coordinator's tables, and the rules that admit or reject them.
 
-docs/spec/coordinator.md §2. `edits(tables, command)` is a pure function: it names the rows to write, none where the
-tables already say so, and raises where a rule forbids it. The proposer sets times and other values that a command
-cannot find in the tables. Nothing here may write.
+docs/spec/coordinator.md §2. `edits(tables, command)` is a pure function: it returns the rows to write, none if the
+tables already have them, and raises if a rule forbids the command. The proposer sets times and other values that are
+not in the tables. Nothing here may write.
 """
 
 from collections.abc import Mapping

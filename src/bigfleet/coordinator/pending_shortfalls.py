@@ -1,7 +1,7 @@
-"""Groups the unserved shortfalls of one pass by what they ask for, so that many are settled at once.
+"""Groups the unserved shortfalls of one pass by requirements, so that equal ones are settled together.
 
-docs/spec/coordinator.md §7. Of 20,000 shortfalls most get nothing, and those that ask for the same thing get nothing
-for the same reason. Nothing here decides who gets something.
+docs/spec/coordinator.md §7. Most of 20,000 shortfalls get nothing, and equal ones get nothing for the same reason.
+Nothing here decides which shortfall gets a machine.
 """
 
 from collections.abc import Iterable, Sequence

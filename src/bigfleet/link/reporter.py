@@ -1,7 +1,7 @@
 """Reports a shard to the coordinator at intervals, hands answers to the shard, and reports again when done.
 
-docs/spec/coordinator.md §8, points 1, 3, 4, 6 and 8. One exchange at a time. Acks and views that no leader acknowledged
-are said again until one has. Whatever happens here, the shard's cycle must never hear of it.
+docs/spec/coordinator.md §8, points 1, 3, 4, 6 and 8. One exchange at a time. Acks and views are repeated until a leader
+has acknowledged them. No failure here may affect the shard's cycle.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,8 @@
-"""Represents one Kubernetes cluster in its session with the shard: hands each frame to the part that it concerns.
+"""Represents one Kubernetes cluster in its session with the shard: routes each frame to the part that handles it.
 
-docs/spec/operator.md. The parts do the work: demand, conditions, nodes, drains, bootstrap. Here they are made in the
-order of their dependencies, given the views that they follow, and run. An agent is made by a process when it becomes
-leader, and ends with it; nothing here decides about machines.
+docs/spec/operator.md. It builds the parts (demand, conditions, nodes, drains, bootstrap) in the order of their
+dependencies over the given views, and runs them. A process creates an agent when it becomes leader; the agent ends with
+it. Nothing here decides about machines.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Defines what an operator's session needs, as Protocols: a shard to talk to, and a cluster to report for.
 
-gRPC and the Kubernetes API stand behind these in production, values in tests and the simulation. Nothing here does I/O.
+Production implements them with gRPC and the Kubernetes API; tests and the simulation use plain values. Nothing here
+does I/O.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,9 @@
-"""Keeps one cluster's session with its shard: dial, Hello, roll-ups, answers, back-off (docs/spec/operator.md §4).
+"""Maintains one cluster's session with its shard: dial, Hello, roll-ups, answers, back-off (docs/spec/operator.md §4).
 
-Any task's end ends the session; then the next one is dialled with full jitter, so that a shard that comes back is not
-met by every cluster at once. No wait is longer than the shard has been away: a short outage stays short (ADR 0200). The
-receive loop sorts frames and never waits: what takes time happens in tasks. What the cluster is, is behind
-`bigfleet.operator.ports.ClusterAgent`; the transport is behind `SessionDialer`. A lost session ends nothing in the
+If any task ends, the session ends; the next one is dialled with full jitter, so that not all clusters reconnect to a
+restarted shard at once. No wait is longer than the shard has been away: a short outage stays short (ADR 0200). The
+receive loop sorts frames and never waits; slow work runs in tasks. The cluster is behind
+`bigfleet.operator.ports.ClusterAgent`, the transport behind `SessionDialer`. A lost session ends nothing in the
 cluster, and this flow must never send a roll-up that the agent did not vouch for.
 """
 

@@ -1,9 +1,9 @@
-"""Decides what the status of each CapacityRequest should say (docs/spec/operator.md §5).
+"""Decides the desired status of each CapacityRequest (docs/spec/operator.md §5).
 
-A state machine without I/O: acks, need statuses, the session and waiting pods go in; the desired status of a request
-comes out on demand. Requests of one row share its verdict, and a need status touches only the rows whose verdict has
-changed. The figures in a message change at most once a minute. It must never call a generation acknowledged that no
-roll-up in force has contained.
+A state machine without I/O. Its inputs are acks, need statuses, the session and waiting pods; it returns the desired
+status of a request on demand. Requests of one row share its verdict, and a need status touches only the rows whose
+verdict has changed. The figures in a message change at most once a minute. It must never call a generation acknowledged
+that no roll-up in force has contained.
 """
 
 from collections.abc import Callable, Iterable

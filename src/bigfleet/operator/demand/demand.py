@@ -1,9 +1,9 @@
-"""Keeps the demand of one cluster up to date with its CapacityRequests, and builds its roll-ups.
+"""Maintains the demand of one cluster from its CapacityRequests, and builds its roll-ups.
 
-docs/spec/operator.md §3. Watch events change running sums, so that a roll-up costs the rows and not the requests; a
-recount at each session start and every 10 min must agree, and wins when it does not. It runs beside everything else, a
-slice at a time. Objects that cannot be mapped are left out with their reason and never harm another. A roll-up is never
-built from a view that may be partial.
+docs/spec/operator.md §3. Watch events change running sums, so the cost of a roll-up grows with the rows and not with
+the requests. A recount at each session start and every 10 min must agree with the sums, and replaces them if it does
+not. The recount runs in slices between other work. Objects that cannot be mapped are left out with their reason and
+never affect others. A roll-up is never built from a view that may be partial.
 """
 
 from collections.abc import Callable, Iterable, Iterator

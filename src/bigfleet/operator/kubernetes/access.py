@@ -1,6 +1,6 @@
 """Checks which rights a process lacks, by SelfSubjectAccessReviews: at start, and when a request was forbidden.
 
-All rights are asked for, so that a person repairs them at once and not one by one.
+All missing rights are reported together, so that they can be granted at once.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Shows each machine of the cluster as an UpcomingNode object (docs/spec/operator.md §8).
 
-The phase follows the newest frame of the machine, the conditions what the cluster sees of its Node and its drain.
-Frames are coalesced by machine: one worker handles a machine at a time and writes what differs from what is stored.
-After any order, loss and repetition of frames, a resync ends in exactly the objects of the bound machines. Objects
-without our label are never deleted.
+The newest frame of the machine sets the phase; its Node and its drain set the conditions. Frames are coalesced by
+machine: one worker handles a machine at a time and writes what differs from the stored object. After any order, loss
+and repetition of frames, a resync results in exactly the objects of the bound machines. Objects without our label are
+never deleted.
 """
 
 from collections import Counter

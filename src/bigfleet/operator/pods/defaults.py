@@ -1,4 +1,4 @@
-"""Reads the penalties that pods of a PriorityClass have when their annotations name none.
+"""Reads the penalties that pods of a PriorityClass get if their annotations name none.
 
 docs/spec/operator.md §11. The file is read completely or not at all; a fault names file, line, place and remedy.
 """

@@ -144,7 +144,9 @@ def test_a_torn_first_line_leaves_an_empty_log(path: Path) -> None:
 def test_a_file_that_is_no_audit_log_is_refused_and_kept(path: Path, content: bytes) -> None:
     """A path that was mistyped must not cost the file behind it."""
     path.write_bytes(content)
-    with pytest.raises(AuditFileFault, match="is no record of an audit log; move the file away to go on in a new one"):
+    with pytest.raises(
+        AuditFileFault, match="is not a record of an audit log; move the file away to go on in a new one"
+    ):
         AuditFile(path, size_bytes_max=SIZE_BYTES_MAX)
 
     assert path.read_bytes() == content

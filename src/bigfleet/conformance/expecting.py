@@ -1,6 +1,6 @@
-"""Checks expectations of behaviours: one sentence each, which a failure shows.
+"""Checks expectations of behaviours: one sentence each, which is the text of the failure.
 
-Nothing here may look at a provider.
+Nothing here may call a provider.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Defines the six requests of the suite, their answers, and the Protocols that carry them.
 
-docs/spec/wire.md §6. Answers are stored as they came, without judging them: a status that was not foreseen and a record
-that breaks every rule are what the suite is there to see. Nothing here may raise for what a provider answers.
+docs/spec/wire.md §6. Answers are stored unjudged: an unexpected status or a record that breaks every rule is what the
+suite tests for. Nothing here may raise because of a provider's answer.
 """
 
 from collections.abc import Mapping, Sequence

@@ -358,7 +358,7 @@ def test_wrong_calls_are_refused_in_one_line(file: Path, tmp_path: Path) -> None
     assert "choose one of columnar, reference" in refusal(file, "--engine", "fast")
     assert "choose one of table, json" in refusal(file, "--output", "xml")
     assert "one of priority, drain, interruption, reclamation" in refusal(file, "--weight", "size=1")
-    assert "no number that is not negative" in refusal(file, "--weight", "priority=-1")
+    assert "not a number of at least 0" in refusal(file, "--weight", "priority=-1")
     assert "with on-demand or spot" in refusal(file, "--hold", "reserved=1m")
     assert "--hold spot: '1x' is not a duration" in refusal(file, "--hold", "spot=1x")
     assert "--drain: '0s' must be longer than zero" in refusal(file, "--drain", "0s")

@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS_MAX = 200
 
 
 class Broken(Exception):
-    """An expectation that did not hold: the sentence, and what was seen in its place."""
+    """An expectation that did not hold: the sentence, and the value that was seen."""
 
     def __init__(self, expectation: str, seen: str) -> None:
         super().__init__(f"{expectation}; seen: {seen}" if seen else expectation)

@@ -145,7 +145,7 @@ class ListSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How a call ended, and what it brought when it ended well."""
+    """The status of a call, and its reply if the status is OK."""
 
     status: Status
     #: The text of a status that is not OK.
@@ -213,4 +213,4 @@ class SiteFault(Exception):
 
 
 class SiteMissing(Exception):
-    """Nobody said where such a provider is; its behaviours are skipped. The text names the flag that is missing."""
+    """No flag names such a provider, so its behaviours are skipped. The text names the missing flag."""

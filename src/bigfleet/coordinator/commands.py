@@ -50,7 +50,7 @@ class Rule(Enum):
 
 
 class CommandRefused(Exception):
-    """A rule forbids the command; the message says what is the matter and names the owner where there is one."""
+    """A rule forbids the command; the message names the rule and the owner, if there is one."""
 
     def __init__(self, rule: Rule, text: str) -> None:
         super().__init__(text)
@@ -85,7 +85,7 @@ class RemoveShard:
 
 @dataclass(frozen=True, slots=True)
 class BindCluster:
-    """Bind a cluster to a shard; the first one wins for ever."""
+    """Bind a cluster to a shard. The first binding is permanent."""
 
     cluster: ClusterId
     shard_id: ShardId

@@ -37,7 +37,7 @@ def _ignore(_outcome: str) -> None: ...
 
 
 class BadReport(Exception):
-    """A report's arguments are wrong; the message says which."""
+    """A report has an invalid argument; the message names it."""
 
 
 class Leader:
@@ -199,14 +199,14 @@ class Leader:
         return True
 
     async def commit(self, command: Command) -> None:
-        """Commit what an administrator asks for. Raises as `StateStore.commit`."""
+        """Commit an administrator's command. Raises as `StateStore.commit`."""
         await self._commit(command)
 
     async def _commit(self, command: Command) -> None:
         self.tables = await self._store.commit(command)
 
     async def _try(self, command: Command) -> None:
-        """Commit what the next report would ask for again; a failure costs nothing but that time."""
+        """Commit a change that the next report would repeat, so a failure only delays it."""
         try:
             await self._commit(command)
         except (CommandRefused, StoreUnavailable, OutcomeUnknown) as error:

@@ -27,7 +27,7 @@ _log = structlog.get_logger("bigfleet.coordinator.leader_term")
 
 
 class ShardAlive(Exception):
-    """A shard may not be removed yet; the message says why."""
+    """A shard may not be removed yet; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Term:
         await self.leader.commit(command)
 
     async def assign(self, domain: Domain, shard_id: ShardId) -> None:
-        """Give a domain to a shard; the shard hears of it with its next report. Raises as `StateStore.commit`."""
+        """Assign a domain to a shard, which gets it in the answer to its next report. Raises as `StateStore.commit`."""
         await self.commit(SetDomainOwner(domain, shard_id, self._neighbours(shard_id)))
 
     def _neighbours(self, shard_id: ShardId) -> frozenset[ShardId]:

@@ -69,7 +69,7 @@ class Pending:
         with_old: bool,
         but_of: int | None = None,
     ) -> None:
-        """Settle what is left of a group for a reason.
+        """Settle the remaining shortfalls of a group with one reason.
 
         `from_milli`: only deficits of at least so much in each of the group's dimensions, names ascending. `with_old`:
         also those that are old enough for a drain. `but_of`: not those of this shard.

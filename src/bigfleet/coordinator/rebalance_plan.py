@@ -377,7 +377,7 @@ def _why(
 
 
 def _flow_detail(flow: Flow) -> str:
-    """Say what a flow does for the shortfall and what it leaves the donor."""
+    """Return a text: what a flow brings the shortfall and what it leaves the donor."""
     remaining = flow.giveable.row.count - flow.give
     closing = "they close" if flow.give > 1 else "it closes"
     left = f"{remaining} {'stays' if remaining == 1 else 'stay'} there"

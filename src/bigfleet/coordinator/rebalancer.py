@@ -42,7 +42,7 @@ from bigfleet.model.vector import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The last report of a shard as it came, for those who list it."""
+    """The last report of a shard as received, for readers that list it."""
 
     report: ShardReport
     received_unix_nanos: int

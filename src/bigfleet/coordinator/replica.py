@@ -115,7 +115,7 @@ class Replica:
             await self._lead(term)
 
     async def _lead(self, term: Term) -> None:
-        """Answer as the leader until that is lost; what was heard goes with the term."""
+        """Serve as the leader until leadership is lost; the ephemeral state ends with the term."""
         _log.info("coordinator.leadership_acquired", term=term.term, shards=len(term.tables.shards))
         self._term = term
         work = [asyncio.create_task(self._keep_rebalancing(term)), asyncio.create_task(self._keep_exporting(term))]

@@ -69,7 +69,7 @@ def _asking(
 
 
 def asking_of(shortfall: Shortfall) -> ShortfallClass:
-    """Return what a shortfall asks for."""
+    """Return the requirements of a shortfall."""
     gate = tuple(r for r in shortfall.requirements if r.key in (labels.INSTANCE_TYPE, labels.ZONE))
     return _asking(gate, vector.vector_key(shortfall.min_unit), frozenset(shortfall.deficit))
 

@@ -38,7 +38,7 @@ class ShardRow:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRow:
-    """The shard that a cluster belongs to, for ever (ADR-0007)."""
+    """The shard that a cluster is permanently bound to (ADR-0007)."""
 
     shard_id: ShardId
     bound_at_unix_nanos: int

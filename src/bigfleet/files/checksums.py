@@ -27,7 +27,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RefusedContent(Exception):
-    """A file is not as it was last committed. The message says how that shows; the file's name is for the caller."""
+    """A file differs from its last commit. The message gives the difference; the caller adds the file's name."""
 
 
 def has_checksums(connection: sqlite3.Connection) -> bool:

@@ -28,7 +28,7 @@ class FieldFault:
 
 
 def field_fault(error: msgspec.DecodeError, *, root: str = "") -> FieldFault:
-    """Return what an error says; `root` is the path of what was converted."""
+    """Return the field and fault of an error; `root` is the path of the converted value."""
     message, _at, place = str(error).partition(" - at `$")
     # Of a map msgspec does not name the key.
     section = f"{root}{place.rstrip('`')}".replace("[...]", ".*").removeprefix(".")

@@ -52,7 +52,7 @@ class ShardReportSource:
         self._provider_address = provider_address
 
     def snapshot(self) -> ReportSnapshot:
-        """Return what there is to say. Cost: milliseconds for the largest fleet."""
+        """Return the current report. Cost: milliseconds for the largest fleet."""
         report = self._shard.report()
         holding = holding_of(self._ownership.owned, self._ownership.reservations)
         clusters = frozenset(map(ClusterId, self._shard.reported_clusters))
@@ -69,7 +69,7 @@ class ShardReportSource:
 
 
 class LinkCounts:
-    """Counts what the link does, among the shard's own metrics."""
+    """Counts reports and answers of the link, among the shard's own metrics."""
 
     def __init__(self, metrics: ShardMetrics, clock: Clock) -> None:
         self._metrics = metrics

@@ -30,7 +30,7 @@ _log = structlog.get_logger("bigfleet.link.reporter")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSnapshot:
-    """What a shard has to say at this moment."""
+    """The content of a shard's report at one moment."""
 
     summary: ShardSummary
     shortfalls: tuple[Shortfall, ...]
@@ -57,7 +57,7 @@ class ReportSource(Protocol):
     """The shard, as far as a report goes."""
 
     def snapshot(self) -> ReportSnapshot:
-        """Return what there is to say. Cost: milliseconds for the largest fleet."""
+        """Return the current report. Cost: milliseconds for the largest fleet."""
         ...
 
 

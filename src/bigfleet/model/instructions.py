@@ -124,7 +124,7 @@ class Reading(Enum):
 
 
 def reading(payload: TransferOwnership | ReassignSpeculative, me: ShardId) -> Reading:
-    """Return what a transfer means to a shard."""
+    """Return the kind of a transfer for a shard."""
     if isinstance(payload, TransferOwnership) and payload.is_note:
         return Reading.NOTE if payload.to_shard else Reading.FORGET
     if payload.to_shard == me:

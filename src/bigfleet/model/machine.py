@@ -141,7 +141,7 @@ class Machine:
         )
 
     def without_binding(self) -> "Machine":
-        """Return the record with cluster and every stamp gone, as docs/spec/engine.md §11 demands."""
+        """Return the record without its cluster and stamps (docs/spec/engine.md §11)."""
         return replace(self, cluster=ClusterId(""), **_UNSTAMPED)
 
 

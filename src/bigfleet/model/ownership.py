@@ -124,7 +124,7 @@ class Owned:
         return replace(self, base=Base.DOMAINS, domains=self.domains - {domain}, leaving=self.leaving | was_held)
 
     def left(self, domain: Domain) -> "Owned":
-        """Return what is owned once nothing of ours is left in a leaving domain."""
+        """Return the ownership after the last machine has left a leaving domain."""
         return replace(self, leaving=self.leaving - {domain})
 
     # ---- machines -----------------------------------------------------------------------------------------------

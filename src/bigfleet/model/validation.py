@@ -13,7 +13,7 @@ _is_on = False
 
 
 class InvariantBroken(AssertionError):
-    """A state is not as its class says; the message names the state and what is wrong with it."""
+    """A state breaks an invariant of its class; the message names both."""
 
 
 class Validated(Protocol):

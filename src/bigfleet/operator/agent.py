@@ -62,7 +62,7 @@ class BootstrapAnswerer(Protocol):
         ...
 
     async def run(self) -> None:
-        """Do what belongs to bootstrapping but answers no request, until cancelled."""
+        """Run the background work of bootstrapping, such as deleting tokens, until cancelled."""
         ...
 
 
@@ -306,7 +306,7 @@ class KubernetesAgent:
 
 
 def _ready_since(node: NodeObject) -> float | None:
-    """Return since when a node says that it is Ready, Unix seconds; None when it does not say."""
+    """Return since when a node has been Ready by its condition, Unix seconds; None if the condition has no time."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready":
             return unix_seconds(condition.last_transition_time)

@@ -25,7 +25,7 @@ from bigfleet.operator.drains import DrainRecord
 
 
 class EndKind(Enum):
-    """Why a session ended, as far as it changes what the operator does next."""
+    """The reason why a session ended, as far as it changes what the operator does next."""
 
     #: Another operator with this cluster id took over (ABORTED).
     REPLACED = "replaced"
@@ -36,7 +36,7 @@ class EndKind(Enum):
 
 
 class SessionEnded(Exception):
-    """The stream is over; the message says why, for a log."""
+    """The stream has ended; the message gives the reason, for a log."""
 
     def __init__(self, kind: EndKind, message: str) -> None:
         super().__init__(message)

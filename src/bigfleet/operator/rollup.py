@@ -184,7 +184,7 @@ class RollUpBuilder:
         return True
 
     def remove(self, request_id: str) -> bool:
-        """Stop counting a request; say whether it was counted."""
+        """Stop counting a request; return whether it was counted."""
         self.set_waiting(request_id, False)
         mapped = self._requests.pop(request_id, None)
         if mapped is None:

@@ -115,7 +115,7 @@ class SessionClient:
         self._demand_changed.set()
 
     def node_changed(self, status: frames.NodeStatus) -> None:
-        """Report what became of a node to a shard that is there and asks for it; the next resync repairs the rest."""
+        """Report a changed node to a connected shard that accepts such reports; the next resync repairs the rest."""
         if frames.CAPABILITY_NODE_STATUS in (self._shard_capabilities or ()):
             self._outbox.put(status)
 
@@ -132,7 +132,7 @@ class SessionClient:
             self._outbox.put(result)
 
     async def run(self) -> None:
-        """Hold a session for ever, until cancelled."""
+        """Maintain a session until cancelled."""
         while True:
             away_since_seconds = self._clock.monotonic_seconds()
             ended = await self._hold_one_session()

@@ -55,7 +55,7 @@ class PolicyFault(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolicy:
-    """What the file says of a cluster or a pattern; None leaves a setting to the next entry that applies."""
+    """The settings of a cluster or a pattern; None leaves a setting to the next entry that applies."""
 
     scheduler: SchedulerOrder | None = None
     #: Percent; 0 is no limit.

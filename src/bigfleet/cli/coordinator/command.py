@@ -142,7 +142,7 @@ class CoordinatorCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorFlags:
-    """Everything that the command line may say of a replica, as it was written."""
+    """The flags of a replica as given on the command line, not yet checked."""
 
     id: _Id = ""
     listen: _Listen = ":7790"
@@ -174,7 +174,7 @@ class CoordinatorFlags:
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
-        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        """Check the values that Typer does not check. Raises UsageFault naming the flag."""
         fault = identifier_fault(self._name)
         if fault:
             raise UsageFault(f"--id {fault}")
@@ -216,7 +216,7 @@ class CoordinatorFlags:
         )
 
     def place(self) -> "CoordinatorPlace":
-        """Return who the replica is and where everything is. Raises UsageFault naming the flag."""
+        """Return the settings of the replica. Raises UsageFault naming the flag."""
         from bigfleet.cli.coordinator.process import CoordinatorPlace
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
         from bigfleet.coordinator.stores.protocol import LeaderInfo

@@ -49,7 +49,7 @@ def show_need(console: Console, explained: Record) -> None:
 
 
 def show_machine(console: Console, explained: Record) -> None:
-    """Print why a machine serves whom it serves, and what was done with it."""
+    """Print why a machine serves its cluster, and which action was decided."""
     machine = explained["machine"]
     flags = [name for name in ("joined", "unjoined", "stuck", "held") if machine[name]]
     price = NOTHING if machine["priceUsdPerHour"] is None else f"${machine['priceUsdPerHour']:.4g}/h"

@@ -26,7 +26,7 @@ _OBJECT_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-
 
 
 def check_kubernetes_flags(qps: float, namespace: str, lease_name: str) -> None:
-    """Look at what no parser looks at. Raises UsageFault naming the flag."""
+    """Check the values that Typer does not check. Raises UsageFault naming the flag."""
     if not 0 <= qps < float("inf"):
         raise UsageFault(f"--qps: {qps} is not a rate; write a number of requests per second, 0 for no limit")
     if namespace and not _NAMESPACE.fullmatch(namespace):

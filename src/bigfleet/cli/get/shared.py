@@ -27,7 +27,7 @@ _Interval = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryFlags:
-    """Whom to ask, as whom, and in which form the answer is written."""
+    """The flags of commands that call a shard: address, identity, output format."""
 
     addr: _Addr = ADDRESS
     tls_cert: TlsCert = None
@@ -42,7 +42,7 @@ class QueryFlags:
         return dialled(self.addr, "--addr")
 
     def tls(self) -> "TlsFiles | None":
-        """Return what the TLS flags name, None for plain text. Raises UsageFault."""
+        """Return the TLS files, None for plain text. Raises UsageFault."""
         return read_tls(self.tls_cert, self.tls_key, self.tls_ca)
 
 

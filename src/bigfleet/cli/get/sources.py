@@ -48,7 +48,7 @@ def shard_read_faults(address: str) -> Iterator[None]:
 
 
 def fault_of(fault: ShardReadFault, address: str) -> CommandFault:
-    """Return the line for a person: which address, what happened, what to check."""
+    """Return the error line: address, cause, what to check."""
     if isinstance(fault, UnreachableShard):
         return RunFault(
             f"cannot reach a shard at {address}: {fault}; check that the shard runs and that --addr or "

@@ -92,7 +92,7 @@ class OperatorCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFlags:
-    """Everything that the command line may say of an operator, as it was written."""
+    """The flags of an operator as given on the command line, not yet checked."""
 
     cluster_id: _ClusterId = ""
     shard_addr: _ShardAddr = ""
@@ -117,7 +117,7 @@ class OperatorFlags:
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
-        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        """Check the values that Typer does not check. Raises UsageFault naming the flag."""
         if not self.cluster_id:
             raise UsageFault("--cluster-id is missing: name this cluster, as the fleet knows it")
         fault = identifier_fault(self.cluster_id)
@@ -152,7 +152,7 @@ class OperatorFlags:
         return choice_of(TokenMode, "--bootstrap-token", self.bootstrap_token)
 
     def place(self) -> "OperatorPlace":
-        """Return what the flags say. Raises UsageFault naming the flag."""
+        """Return the settings of the operator. Raises UsageFault naming the flag."""
         from bigfleet.cli.operator.place import OperatorPlace
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 

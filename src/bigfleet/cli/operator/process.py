@@ -65,7 +65,7 @@ class _RandomCharacters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What stands before a process may lead."""
+    """The parts that a process builds before it may lead."""
 
     place: OperatorPlace
     namespace: str

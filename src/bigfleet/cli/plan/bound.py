@@ -36,7 +36,7 @@ _ClassKey = tuple[str, str, frozenset[tuple[str, str]], frozenset[tuple[str, int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBound:
-    """What the machines that a plan newly takes cost, and what any answer costs at least."""
+    """The cost of the machines that a plan newly takes, and the lower bound of that cost."""
 
     #: Effective cost: prices and expected interruptions; for pinned rows the price alone.
     ours_usd_per_hour: float

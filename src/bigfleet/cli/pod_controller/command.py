@@ -59,7 +59,7 @@ class PodControllerCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodControllerFlags:
-    """Everything that the command line may say, as it was written."""
+    """The flags of a pod controller as given on the command line, not yet checked."""
 
     kubeconfig: Kubeconfig = None
     qps: Qps = 200.0

@@ -39,7 +39,7 @@ _PORT_MAX: Final = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsFlags:
-    """What the command line says, apart from the flags of every provider."""
+    """The flags of `provider aws`, without those of every provider."""
 
     region: str
     offerings: Path

@@ -38,7 +38,7 @@ _OWN_VARIABLES: Final = "BIGFLEET_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFlags:
-    """What is asked beside the flags of every provider."""
+    """The flags of `provider exec`, without those of every provider."""
 
     program: str
     arguments: tuple[str, ...]

@@ -47,7 +47,7 @@ class ProviderCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFlags:
-    """What was said on the command line, as it was written."""
+    """The flags of every provider as given on the command line, not yet checked."""
 
     addr: Annotated[str, typer.Option(help="Listen address of the gRPC server.")] = "127.0.0.1:9100"
     provider: Annotated[

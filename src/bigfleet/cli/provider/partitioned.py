@@ -33,7 +33,7 @@ _EXEC = "exec:"
 
 
 class PartitionFlags(NamedTuple):
-    """What is asked beside the flags of every provider."""
+    """The flags of `provider partitioned`, without those of every provider."""
 
     hosts_path: Path | None
     #: None is the simulated driver.

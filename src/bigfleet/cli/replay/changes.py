@@ -34,7 +34,7 @@ class ReplaySettings:
         return bool(self.weights or self.hold_seconds or self.drain_seconds is not None)
 
     def applied(self, options: Options) -> Options:
-        """Return options with what is different."""
+        """Return the options with the changed settings."""
         return replace(
             options,
             weights=replace(options.weights, **self.weights),
@@ -43,7 +43,7 @@ class ReplaySettings:
         )
 
     def text(self) -> str:
-        """Return what is different in words."""
+        """Return the changed settings as text."""
         names = {kind: name for name, kind in _TYPES.items()}
         parts = [f"weight {name} {value:g}" for name, value in self.weights.items()]
         parts += [

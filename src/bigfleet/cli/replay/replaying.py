@@ -80,7 +80,7 @@ class Replayed:
 
     @property
     def is_same(self) -> bool:
-        """Return whether it came to what was recorded."""
+        """Return whether the decision equals the recorded one."""
         return self.verdict is not ReplayVerdict.DIFFERENT
 
 

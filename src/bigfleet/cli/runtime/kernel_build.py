@@ -48,7 +48,7 @@ _END_SECONDS_MAX: Final = 5.0
 
 
 class KernelBuildFault(Exception):
-    """A set cannot be built; the message says why and where."""
+    """A set cannot be built; the message names the place and the cause."""
 
 
 #: Called when a module is done: its name, the number of its kernels, the seconds that it took.
@@ -175,7 +175,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 class BackgroundBuild:
-    """Builds a set in a process beside this one, so that the compiler's memory is never this process's."""
+    """Builds a set in a child process, so that this process never holds the compiler's memory."""
 
     def __init__(self, directory: Path) -> None:
         """Start nothing yet."""

@@ -52,7 +52,7 @@ class ClusterConnection:
     forbidden: asyncio.Event = field(default_factory=asyncio.Event)
 
     def elector(self, *, namespace: str, lease_name: str) -> LeaderElector:
-        """Return what elects this process among the others of the Lease."""
+        """Return the elector of this process among the others of the Lease."""
         return LeaderElector(
             self.election_api,
             namespace=namespace,

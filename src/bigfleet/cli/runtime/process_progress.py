@@ -40,7 +40,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return what a process has computed, its ended children included; 0 where that does not show."""
+    """Return the CPU seconds of a process and its ended children; 0 without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -298,7 +298,7 @@ class ShardCommand(SwitchGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFlags:
-    """Everything that the command line may say of a shard, as it was written."""
+    """The flags of a shard as given on the command line, not yet checked."""
 
     provider_addr: _ProviderAddr = ""
     fake_provider: _FakeProvider = None
@@ -356,7 +356,7 @@ class ShardFlags:
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
-        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        """Check the values that Typer does not check. Raises UsageFault naming the flag."""
         self._check_provider()
         fault = identifier_fault(self.id)
         if fault:
@@ -452,7 +452,7 @@ class ShardFlags:
         return tuple(dict.fromkeys(check_dialable(name, "--coordinator-addr") for name in names))
 
     def place(self) -> "ShardPlace":
-        """Return who the shard is and where it is. Raises UsageFault naming the flag."""
+        """Return the identity, directory and addresses of the shard. Raises UsageFault naming the flag."""
         from bigfleet.cli.shard.place import ShardPlace
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
         from bigfleet.rpc.servers.session import FRAME_BYTES_MAX, HELLO_BYTES_MAX

@@ -36,7 +36,7 @@ _log = structlog.get_logger("bigfleet.cli.shard.engines")
 
 
 class Build(Protocol):
-    """Builds kernels beside the process."""
+    """Builds kernels in another process."""
 
     @property
     def is_over(self) -> bool:

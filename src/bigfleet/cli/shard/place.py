@@ -16,7 +16,7 @@ from bigfleet.shard.cluster_policy import PolicyFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlace:
-    """Who the shard is, where it keeps its state, whom it dials and where it listens."""
+    """The identity of the shard, its state directory, the addresses it dials and those it listens on."""
 
     shard_id: ShardId
     data_dir: Path

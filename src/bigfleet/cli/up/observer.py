@@ -229,7 +229,7 @@ class Watcher(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what it reads from."""
+        """Close the connection to the shard."""
         ...
 
     async def look(self) -> FleetFigures:

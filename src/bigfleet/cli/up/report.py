@@ -242,7 +242,7 @@ def served_text(demand: Vector, bound: Vector, dimension: str) -> Text:
 
 
 def short_text(shortfall: Vector) -> Text:
-    """Return what lacks in every dimension of `SHOWN`, `-` for nothing."""
+    """Return the shortfall in every dimension of `SHOWN`, `-` for none."""
     shorts = []
     for dimension, head in SHOWN:
         milli = dimension_milli(shortfall, dimension)

@@ -71,7 +71,7 @@ class _Stopwatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a run consists of once it stands."""
+    """The parts of a run that has started."""
 
     settings: UpSettings
     state: StateDir
@@ -170,7 +170,7 @@ def _assemble(settings: UpSettings, state: StateDir, fleet: DemoFleet, clock: Cl
 def _eyes(
     settings: UpSettings, state: StateDir, addresses: Mapping[str, str], ports: Mapping[str, int], clock: Clock
 ) -> tuple[Watcher, CoordinatorWatch | None, str]:
-    """Return what reads the fleet, what reads the coordinator, and how another terminal looks at both."""
+    """Return the reader of the fleet, that of the coordinator, and the commands that show both in another terminal."""
     observers = {
         shard: ShardObserver(address, settings.clusters_of[shard], clock) for shard, address in addresses.items()
     }
@@ -214,7 +214,7 @@ def _driver(
 
 
 async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Exception | None:
-    """Let everything run until the demand ends or somebody stops it; return what went wrong, if anything did."""
+    """Run until the demand ends or a person stops the run; return the fault, if there is one."""
     stopping = asyncio.create_task(stop.wait(), name="stop")
     starting = asyncio.create_task(_get_ready(parts, console), name="start")
     tasks: list[asyncio.Task[Any]] = [stopping]

@@ -112,7 +112,7 @@ def move_words(move: Move) -> str:
 
 
 def why_words(move: Move) -> str:
-    """Return the coordinator's reason, and what a shard said that could not do it."""
+    """Return the coordinator's reason, and the error of a shard that could not do it."""
     return f"{move.why} ({move.reason})" if move.reason else move.why
 
 

@@ -68,7 +68,7 @@ class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands: it resumes from here."""
+    """The position of a run, from which it resumes."""
 
     #: Virtual or trace seconds.
     position_seconds: float = 0.0

@@ -72,7 +72,7 @@ _KIND_STYLES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What the view shows beside the shard's figures."""
+    """The figures of the view that do not come from the shard."""
 
     title: str
     #: Virtual or trace seconds.

@@ -33,7 +33,7 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 class UnreadableRow(Exception):
-    """A stored row is not what its table holds; the message names row and finding."""
+    """A stored row cannot be decoded; the message names the row and the fault."""
 
 
 def encode_row(row: Row) -> bytes:

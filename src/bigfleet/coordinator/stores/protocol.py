@@ -18,7 +18,7 @@ TERM_MAX = 2**62
 
 
 class StoreUnavailable(Exception):
-    """The store cannot be asked, or refuses to answer; nothing was written. The message says where and why."""
+    """The store cannot be reached or refuses the call; nothing was written. The message names address and cause."""
 
 
 class OutcomeUnknown(Exception):

@@ -40,7 +40,7 @@ _AGE_HOURS: Final = (1, 2, 4, 8, 12)
 
 
 class ConditionValue(NamedTuple):
-    """What one condition says, apart from times and generation."""
+    """The content of one condition, without times and generation."""
 
     status: str
     reason: str

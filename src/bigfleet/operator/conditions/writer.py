@@ -280,7 +280,7 @@ def _parts(change: StatusChange) -> list[str]:
 
 
 def _turned_bad(change: ConditionChange) -> bool:
-    """Return whether a condition turned into what its owner should hear of."""
+    """Return whether a condition became one that deserves an Event."""
     value = change.value
     if change.type == wording.ACCEPTED:
         return value.status == wording.FALSE and change.former_status != wording.FALSE

@@ -41,7 +41,7 @@ _MAPPINGS_MAX: Final = 16_384
 
 
 class DemandListener(Protocol):
-    """Hears what changes of the requests; called on the event loop, never waits."""
+    """Is notified of each change of the requests; called on the event loop, never waits."""
 
     def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:
         """Hear that a request is new, or that the object behind it has changed in any way."""
@@ -65,7 +65,7 @@ class DomainSource(Protocol):
 
 
 class OverheadSource(Protocol):
-    """Says what DaemonSets take of the nodes."""
+    """Provides the overheads of DaemonSets on the nodes."""
 
     @property
     def is_synced(self) -> bool:
@@ -86,7 +86,7 @@ class _Gang(NamedTuple):
 
 
 class _CrowdedRow(UnmappableRequest):
-    """A request that cannot be counted beside those that share its row."""
+    """A request that does not fit into a row with the others that share it."""
 
 
 class _RequestMapper:

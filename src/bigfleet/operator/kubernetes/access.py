@@ -87,7 +87,7 @@ async def _review(api: KubernetesApi, right: Right, verb: str) -> bool:
 
 
 class RightsMonitor:
-    """Names the rights that a running process has lost, and says when they are back.
+    """Reports the rights that a running process has lost, and when they are granted again.
 
     What the process does with the rights that it has goes on; each part retries what was forbidden.
     """

@@ -478,7 +478,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _connection_fault(error: Exception) -> str:
-    """Return what went wrong with a connection, for a person."""
+    """Return the fault of a connection, for an error text."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return str(error.certificate_error)
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -23,7 +23,7 @@ _DEADLINE_STEP_SECONDS: Final = 1.0
 
 
 class NodeGone(Exception):
-    """The Node is gone, or another one has its name (`is_replaced`)."""
+    """The Node does not exist any more, or another one has its name (`is_replaced`)."""
 
     def __init__(self, message: str, *, is_replaced: bool = False) -> None:
         super().__init__(message)

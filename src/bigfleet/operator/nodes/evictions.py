@@ -73,7 +73,7 @@ class PodEvictor:
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
 
     def _problem(self, pod: PodObject, budgets: Iterable[DisruptionBudget]) -> str:
-        """Return why a budget forbids the eviction by the pods that are here, "" where none does."""
+        """Return why a budget forbids the eviction, by the cached pods; "" if none does."""
         if not is_healthy(pod):
             # The API server knows what the budget says of such pods.
             return ""

@@ -43,7 +43,7 @@ class NodeSearch:
 
 @dataclass(slots=True)
 class _ReportedMachine:
-    """What the shard last said of a machine."""
+    """The newest frame of the shard about a machine."""
 
     provider_id: str
     state: MachineState
@@ -201,7 +201,7 @@ class NodeMatcher:
         self._tie_all(candidates)
 
     def node_state(self, update: NodeStateUpdate) -> None:
-        """Hear what the shard says of a machine."""
+        """Handle a frame of the shard about a machine."""
         machine_id = update.machine_id
         if update.state in UNBOUND_STATES or update.state is MachineState.UNSPECIFIED:
             self._forget(machine_id)

@@ -35,7 +35,7 @@ TARGETS = {
 
 
 class AdminRefused(Exception):
-    """What was asked for may not be done; the text says why and what would help."""
+    """The command is rejected; the text gives the reason and the remedy."""
 
 
 class Administration:

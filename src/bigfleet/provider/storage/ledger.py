@@ -42,7 +42,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one turn wants to happen. At most one of record and removal."""
+    """The change that one turn commits. At most one of record and removal."""
 
     record: Record | None = None
     removed_id: str | None = None

@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Message)
 
 
 class CoordinatorFault(Exception):
-    """A call that was not answered with OK; `address` is where, the text says why."""
+    """A call with another status than OK; `address` is the server's, the text gives the reason."""
 
     def __init__(self, code: grpc.StatusCode, text: str, address: str) -> None:
         super().__init__(text)

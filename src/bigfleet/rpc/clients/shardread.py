@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ShardReadFault(Exception):
-    """A question that a shard did not answer; the text says why."""
+    """A call that a shard did not answer; the text gives the reason."""
 
 
 class UnreachableShard(ShardReadFault):

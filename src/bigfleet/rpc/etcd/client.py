@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class EtcdUnavailable(Exception):
-    """No endpoint answered; the message says what the last one said."""
+    """No endpoint answered; the message is the error of the last one."""
 
 
 class NoAnswer(Exception):
@@ -56,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class StoreTls:
-    """What we show to etcd, and by whom we know it; PEM."""
+    """The client certificate for etcd, and the authority of etcd's certificate; PEM."""
 
     authority: bytes
     certificate: bytes

@@ -69,7 +69,7 @@ class PeerIdentity:
 
 
 class Denied(Exception):
-    """A call that is not the peer's to make; the text says why."""
+    """The peer may not make this call; the text gives the reason."""
 
 
 _READERS = frozenset({PeerRole.ADMIN, PeerRole.READONLY})

@@ -34,7 +34,7 @@ _CURVES = (ec.SECP256R1, ec.SECP384R1)
 
 
 class TlsFault(Exception):
-    """Files that make no credentials; the text names the file and what is wrong with it."""
+    """Files that cannot be used as credentials; the text names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ _OF_MACHINES = (MachineReclaimed, MachineSpared, MachineReleased, MachineHeld)
 
 
 class ExplanationRefusal(Exception):
-    """A question that gets no answer; the text says what is wrong and what to do."""
+    """A call that cannot be answered; the text gives the reason and the remedy."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)

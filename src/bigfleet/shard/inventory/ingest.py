@@ -61,7 +61,7 @@ class Moment(NamedTuple):
 
 
 class NodeLoad(NamedTuple):
-    """What the cluster last said of a machine's node."""
+    """The last report of the cluster about a machine's node."""
 
     observed_unix_nanos: int
     #: "" when the node is gone.
@@ -111,7 +111,7 @@ def _holds_invariant(price_usd_per_hour: float, interruption_probability: float)
 
 
 class Ingest:
-    """The only writer of the inventory beside its tests."""
+    """Applies all changes to the inventory; only tests write to it otherwise."""
 
     def __init__(
         self,

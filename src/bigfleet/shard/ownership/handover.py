@@ -47,11 +47,11 @@ _log = structlog.get_logger("bigfleet.shard.ownership.handover")
 
 
 class DoesNotApply(Exception):
-    """An instruction that this shard can never carry out; the message says why."""
+    """An instruction that this shard can never execute; the message gives the reason."""
 
 
 class MayYetSucceed(Exception):
-    """An instruction that could not be carried out now; the message says why."""
+    """An instruction that could not be executed now and may be repeated; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,11 +50,11 @@ _RECORD_FIELDS = (
 
 
 class DamagedRow(Exception):
-    """Something in the tables cannot be read; the message says where and what."""
+    """A row cannot be read; the message names the row and the fault."""
 
 
 class OwnershipNotWritten(Exception):
-    """A change could not be made durable, and was not made; the message says why."""
+    """A change could not be committed and has no effect; the message gives the reason."""
 
 
 class OwnershipFile:

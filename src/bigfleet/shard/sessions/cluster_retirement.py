@@ -40,7 +40,7 @@ class RefusalReason(Enum):
 
 
 class RetirementRefused(Exception):
-    """A change that was not made; the text says why and what to do."""
+    """A change that was rejected; the text gives the reason and the remedy."""
 
     def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)

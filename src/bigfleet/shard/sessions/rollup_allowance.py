@@ -25,7 +25,7 @@ _CLUSTERS_KEPT_MIN = 64
 
 
 class RollUpAllowances:
-    """The rows that each cluster owes: those that were read, less what its allowance has paid for since.
+    """The debt of each cluster in rows: those that were read, less its allowance since then.
 
     Memory: twice the clusters that owe any.
     """

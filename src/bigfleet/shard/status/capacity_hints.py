@@ -189,7 +189,7 @@ class _Sent(NamedTuple):
 
 
 class CapacityHints:
-    """What each connected operator was sent, and what it is to be sent next. Touched by the loop alone.
+    """The hints that each operator was sent, and those to send next. Only the loop touches it.
 
     Invariants: only clusters with a session have a memory; what waits in `_due` is asked for by some cluster, once.
     """

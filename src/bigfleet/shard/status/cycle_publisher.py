@@ -62,7 +62,7 @@ class _KnowsClaims(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribers:
-    """What may be published to whom, taken on the loop before the work begins."""
+    """The receivers of each effect, read on the loop before the work begins."""
 
     #: Each cluster's rows in force.
     demand: Mapping[str, Sequence[Need]]
@@ -126,7 +126,7 @@ def claimed_machines(rows: Sequence[RowResult], buckets: bytes) -> Counter[int]:
 
 
 class CyclePublisher:
-    """One shard's word to the outside, and what it remembers of having said."""
+    """Publishes the effects of a shard's cycles, and stores what was published last."""
 
     def __init__(
         self,

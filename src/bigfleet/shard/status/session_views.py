@@ -17,7 +17,7 @@ from bigfleet.shard.sessions.stale_clusters import StaleClusters
 
 
 class SessionState(StrEnum):
-    """How an operator and the shard stand with each other."""
+    """The state of a cluster's session, as readers see it."""
 
     CONNECTED = "connected"
     #: The cluster has demand or machines, and no session.

@@ -48,7 +48,7 @@ class MatchingSupply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedView:
-    """One reported row and what became of it."""
+    """One reported row, and its result in the last cycle."""
 
     need: Need
     #: What is short after Phase 1; empty when the row is met.

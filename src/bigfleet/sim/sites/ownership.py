@@ -21,7 +21,7 @@ _PATH = Path("/simulated/shard.db")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipRecord:
-    """What one shard's disk says."""
+    """The content of one shard's disk."""
 
     owned: Owned
     reservations: Mapping[MachineId, Reservation] = field(default_factory=dict)

@@ -78,7 +78,7 @@ class ProgramCalls:
         self.configuration_fault = ""
 
     def question(self, machine: MachineView, op: Op | None) -> dict[str, Any]:
-        """Return what every verb of a machine is asked."""
+        """Return the part of the JSON input that all verbs of a machine have."""
         question: dict[str, Any] = {
             "machine": {
                 "id": machine.id,

@@ -73,7 +73,7 @@ class Description:
 
 
 async def describe(runner: ProgramRunner, *, needs_inventory: bool, concurrency: int) -> Description:
-    """Run `describe` and return what it says. Raises DescriptionFault.
+    """Run `describe` and return its answer, checked. Raises DescriptionFault.
 
     `needs_inventory` is False if the slots come from elsewhere; `concurrency` is that of kinds without one.
     """

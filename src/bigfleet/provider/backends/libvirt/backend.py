@@ -96,7 +96,7 @@ class LibvirtBackend:
         self._wake: Callable[[], None] = lambda: None
 
     def replace_hosts(self, hosts: KvmHosts) -> None:
-        """Take another hosts file: what stands keeps its room. Raises KvmHostsFault, and then nothing has changed."""
+        """Replace the hosts file; machines keep their room. Raises KvmHostsFault, and then nothing has changed."""
         fleet = fleet_of(hosts, self.provider, self._foreign)
         self._driver.hosts = hosts
         self.slots.replace_fleet(fleet)
@@ -239,7 +239,7 @@ class LibvirtBackend:
                 self._wake()
 
     async def _look_at(self, machine_id: str, feed: Feed) -> None:
-        """Start a guest again that stopped, and report a domain that is gone."""
+        """Restart a guest that stopped, and report a domain that does not exist any more."""
         state = self._resting.get(machine_id)
         try:
             if state is MachineState.CONFIGURED:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
 from bigfleet.cli.plan.planning import FleetPlan, make_plan
+from bigfleet.cli.replay.cycle_plan import plan_of
 from bigfleet.cli.replay.replaying import Replayer, cost_usd_per_hour, with_machines
-from bigfleet.cli.replay.single import plan_of
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import Decision
 from bigfleet.engine.explain.explanation import explain_decision

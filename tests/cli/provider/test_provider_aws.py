@@ -38,7 +38,7 @@ RIGHT = {
         ({"--bootstrap": "bucket"}, "--bootstrap: 'bucket' is not a place in S3; write s3://BUCKET/PREFIX"),
         ({"--state": None}, "--state is missing"),
         ({"--reset": "wipe"}, "--reset: 'wipe' is unknown; choose replace-root, none or delete-only"),
-        ({"--launch-rate": "0"}, "--launch-rate: 0 is not above 0"),
+        ({"--launch-rate": "0"}, "--launch-rate: 0 is out of range"),
         ({"--poll-interval": "soon"}, "--poll-interval: 'soon'"),
         ({"--interruption-queue": "queue"}, "--interruption-queue: 'queue' is not a URL"),
         ({"--endpoint-url": "https://a'b"}, '--endpoint-url: "https://a\'b" is not a URL'),

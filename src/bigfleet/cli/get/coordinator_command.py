@@ -95,7 +95,7 @@ def bindings(looking: LookingAtCoordinator) -> None:
 def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All = False) -> None:
     """List instructions that shards have not acknowledged."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.cli.get.wanted import shard_id
+    from bigfleet.cli.get.flag_values import shard_id
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.ListInstructionsRequest(shard_id=shard_id(shard), include_finished=all_)
@@ -111,7 +111,7 @@ def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All =
 def moves(looking: LookingAtCoordinator, shard: _Either = "") -> None:
     """List moves of machines between shards and their reasons."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.cli.get.wanted import shard_id
+    from bigfleet.cli.get.flag_values import shard_id
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request, wanted = pb.ListInstructionsRequest(include_finished=True), shard_id(shard)
@@ -132,8 +132,8 @@ def add_to(app: typer.Typer) -> None:
 def _show(
     look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: LookingAtCoordinator
 ) -> None:
+    from bigfleet.cli.get.flag_values import output_form, watch_seconds
     from bigfleet.cli.get.output import quiet_when_unread
-    from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch
     from bigfleet.cli.runtime.console import TerminalConsole
 

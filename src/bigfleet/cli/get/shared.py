@@ -37,7 +37,7 @@ class QueryFlags:
 
     def address(self) -> str:
         """Return HOST:PORT of the shard. Raises UsageFault."""
-        from bigfleet.cli.get.wanted import dialled
+        from bigfleet.cli.get.flag_values import dialled
 
         return dialled(self.addr, "--addr")
 

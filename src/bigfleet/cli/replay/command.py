@@ -252,8 +252,8 @@ def _replay_one(
     engine: str,
     output: str,
 ) -> bool:
+    from bigfleet.cli.replay.cycle_plan import difference_to, explained, plan_of
     from bigfleet.cli.replay.replaying import Replayer, with_machines
-    from bigfleet.cli.replay.single import difference_to, explained, plan_of
 
     replayed = Replayer(engine).replay(with_machines(recorded))
     if replayed.decision is None:

@@ -91,8 +91,8 @@ def list_scenarios() -> None:
     """List scenarios, faults and invariants."""
     from bigfleet.sim.checkers.handovers import INVARIANTS
     from bigfleet.sim.checkers.liveness import CHECKS, L2_SENTENCE
+    from bigfleet.sim.operator_world.convergence import SENTENCES
     from bigfleet.sim.operator_world.plan import KUBERNETES_FAULTS
-    from bigfleet.sim.operator_world.rest import SENTENCES
     from bigfleet.sim.plan_generator import ALL_FAULTS
     from bigfleet.sim.world.run import SILENCE_CHANGES_NOTHING
 

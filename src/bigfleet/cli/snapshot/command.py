@@ -49,7 +49,7 @@ def save(
 ) -> None:
     """Save the leader's tables as meta.json and state.json in a new directory."""
     from bigfleet.cli.get.coordinator_asking import fault_of
-    from bigfleet.cli.get.wanted import dialled
+    from bigfleet.cli.get.flag_values import dialled
     from bigfleet.cli.runtime.early_end import ended_by_interrupt
     from bigfleet.coordinator.stores.snapshot import SnapshotFault, write_snapshot
     from bigfleet.rpc.clients.coordinator import CoordinatorCaller, CoordinatorFault

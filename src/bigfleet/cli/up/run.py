@@ -17,14 +17,14 @@ from bigfleet.cli.get.moves import MoveState
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.system import SystemClock, stop_on_signals
 from bigfleet.cli.up.children import COORDINATOR, child_specs, port_names, shard_names, zones_of
-from bigfleet.cli.up.drive import DemandDriver, DemoDriver, ReplayDriver
+from bigfleet.cli.up.demand_drivers import DemandDriver, DemoDriver, ReplayDriver
 from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker
+from bigfleet.cli.up.fleet_observer import SeveralObserver
 from bigfleet.cli.up.moves import CoordinatorWatch
 from bigfleet.cli.up.observer import ShardObserver, Watcher
 from bigfleet.cli.up.readiness import WAITING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
-from bigfleet.cli.up.several import SeveralObserver
 from bigfleet.cli.up.shard_tables import move_line, moves_text, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import Supervisor

@@ -55,7 +55,7 @@ class ChildSpec:
     def command(self) -> tuple[str, ...]:
         """The command line; whatever runs ends with our end of its standard input."""
         if self.program:
-            return (sys.executable, "-m", "bigfleet.cli.up.foreign", self.program, *self.arguments)
+            return (sys.executable, "-m", "bigfleet.cli.up.external_program", self.program, *self.arguments)
         return (sys.executable, "-m", "bigfleet.cli.up.child", *self.arguments)
 
 

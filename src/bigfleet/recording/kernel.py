@@ -1,7 +1,8 @@
 """Computes digests of what the rows of a decision got, in compiled code: half a million claims in a millisecond.
 
-docs/adr/0134-a-recording-is-what-the-engine-saw.md. Importing this module loads or compiles the loop, so it is imported
-when the first cycle is recorded. The digests detect accidents; they are no protection against deliberate collisions.
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. Importing this module loads or compiles the loop, which is why it
+is imported when the first cycle is recorded and not before. The numbers are for finding accidents: nothing here may be
+taken for a proof against somebody who wants two decisions to look alike.
 """
 
 from typing import Final

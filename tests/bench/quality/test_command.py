@@ -76,7 +76,7 @@ def test_a_run_prints_its_tables_and_writes_its_figures(tmp_path: Path, capsys: 
     ("options", "says"),
     [
         (["--families", "F9"], "'F9' is no family"),
-        (["--sizes", "huge"], "'huge' is not a size"),
+        (["--sizes", "huge"], "'huge' is no size"),
         (["--seeds", "3..1"], "'3..1' is no seed"),
         (["--scheduler", "fair"], "'fair' is no scheduler"),
         (["--candidate", "magic"], "'magic' is no candidate"),

@@ -124,7 +124,7 @@ def test_an_anchor_that_is_none_is_refused(log: list[Path], anchor: str) -> None
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     """Missing, or no file at all."""
-    for path, finding in [(tmp_path / "missing", "does not exist"), (tmp_path, "is no file")]:
+    for path, finding in [(tmp_path / "missing", "does not exist"), (tmp_path, "is not a file")]:
         said = run_here("audit", "verify", str(path))
         assert (said.returncode, said.stderr) == (2, f"bigfleet: {path}: {finding}; name a file of the log\n")
 
@@ -140,5 +140,5 @@ def test_sizes_are_read_with_their_units(text: str, size_bytes: int) -> None:
 @pytest.mark.parametrize("text", ["", "0", "0MiB", "-1", "1MB", "1.5GiB", "1 MiB", "9" * 40])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     """Naming the flag."""
-    with pytest.raises(UsageFault, match=r"--x: .* is no size"):
+    with pytest.raises(UsageFault, match=r"--x: .* is not a size"):
         parse_size_bytes(text, "--x")

@@ -174,9 +174,9 @@ def test_days_have_bounds(tmp_path: Path, days: str) -> None:
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        pytest.param(lambda d: (d / "admin.key").unlink(), r"admin\.crt is there and", id="half a pair"),
+        pytest.param(lambda d: (d / "admin.key").unlink(), r"admin\.crt exists and", id="half a pair"),
         pytest.param(lambda d: (d / "admin.crt").write_bytes(b"x"), r"admin\.crt: holds no PEM", id="no certificate"),
-        pytest.param(lambda d: (d / "ca.key").unlink(), r"ca\.crt is there and", id="half an authority"),
+        pytest.param(lambda d: (d / "ca.key").unlink(), r"ca\.crt exists and", id="half an authority"),
         pytest.param(lambda d: (d / "ca.crt").write_bytes(b"x"), r"make no authority", id="no authority"),
         pytest.param(
             lambda d: (d / "ca.key").write_bytes((d / "admin.key").read_bytes()), r"make no authority", id="another key"

@@ -213,7 +213,7 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
         (("--store", "redis://x"), "--store: 'redis://x' is not a store"),
         (("--store", "etcd://host/bigfleet"), "is not a store"),
         (("--store", "etcd://h:2379"), "is not a store"),
-        (("--store", "etcd://h:99999/bigfleet"), "--store: 'h:99999' is no address"),
+        (("--store", "etcd://h:99999/bigfleet"), "--store: 'h:99999' is not an address"),
         (("--store", "etcd://h:0/bigfleet"), "is not a store"),
         (("--store", "sqlite:///x", "--store-tls-cert", "c"), "--store-tls-key and --store-tls-ca missing"),
         (("--store", "sqlite:///x", "--lease-ttl", "1500ms"), "--lease-ttl: '1500ms' must be whole seconds"),
@@ -228,8 +228,8 @@ def test_the_flags_and_defaults_are_those_of_the_page() -> None:
         (("--store", "sqlite:///x", "--log-level", "loud"), "--log-level: 'loud' is unknown"),
         (("--store", "sqlite:///x", "--report-interval", "0"), "--report-interval: '0' must be longer than zero"),
         (("--store", "sqlite:///x", "--tls-cert", "c"), "--tls-key and --tls-ca missing"),
-        (("--store", "sqlite:///x", "--advertise-addr", "me"), "--advertise-addr: 'me' is no address"),
-        (("--store", "sqlite:///x", "--advertise-addr", ":5"), "--advertise-addr: ':5' is nothing that can be dialled"),
+        (("--store", "sqlite:///x", "--advertise-addr", "me"), "--advertise-addr: 'me' is not an address"),
+        (("--store", "sqlite:///x", "--advertise-addr", ":5"), "--advertise-addr: ':5' cannot be dialled"),
     ],
 )
 def test_a_wrong_flag_exits_2_and_is_named(flags: tuple[str, ...], told: str) -> None:

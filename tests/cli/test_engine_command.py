@@ -99,7 +99,7 @@ def test_a_folder_without_a_readable_case_file_is_refused(tmp_path: Path) -> Non
     (tmp_path / "text.yaml").write_text("just text", encoding="utf-8")
 
     assert "no readable case file; *.yaml and *.jsonl files are read" in refusal("check", str(empty))
-    assert "a list of cases is expected" in refusal("check", str(tmp_path))
+    assert "not a list of cases" in refusal("check", str(tmp_path))
     assert "no such folder" in refusal("check", str(tmp_path / "nowhere"))
 
 

@@ -60,7 +60,7 @@ def test_a_token_mode_is_read() -> None:
         ({"cluster_id": ""}, "--cluster-id is missing"),
         ({"shard_addr": ""}, "--shard-addr is missing"),
         ({"log_level": "loud"}, "--log-level: 'loud' is unknown"),
-        ({"qps": -1.0}, "--qps: -1.0 is no rate"),
+        ({"qps": -1.0}, "--qps: -1.0 is not a rate"),
         ({"namespace": "A B"}, "--namespace: 'A B' is not the name of a namespace"),
         ({"namespace": "a" * 64}, "is not the name of a namespace"),
         ({"lease_name": ""}, "--lease-name: '' is not the name of a Lease"),
@@ -69,7 +69,7 @@ def test_a_token_mode_is_read() -> None:
         ({"bootstrap_token": "cookie"}, "--bootstrap-token: 'cookie' is unknown; choose one of none, secret, token"),
         ({"bootstrap_token": "secret"}, "--bootstrap-token and --bootstrap-stub contradict each other"),
         ({"bootstrap_stub": False}, "--bootstrap-template is missing"),
-        ({"bootstrap_service_account": "a/b"}, "--bootstrap-service-account has a meaning only with"),
+        ({"bootstrap_service_account": "a/b"}, "--bootstrap-service-account applies to"),
     ],
 )
 def test_a_wrong_flag_is_named(wrong: dict[str, Any], part: str) -> None:

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from bigfleet.cli.main import app
 from bigfleet.cli.plan.planning import FleetPlan, make_plan
+from bigfleet.cli.replay.cycle_plan import plan_of
 from bigfleet.cli.replay.replaying import Replayer, cost_usd_per_hour, with_machines
-from bigfleet.cli.replay.single import plan_of
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.engine.decision import Decision
 from bigfleet.engine.explain.explanation import explain_decision
@@ -351,16 +351,16 @@ def test_wrong_calls_are_refused_in_one_line(file: Path, tmp_path: Path) -> None
     assert "No such file" in refusal(tmp_path / "none")
     assert "Is a directory" in refusal(tmp_path)
     assert f"has cycles from 1 to {last}; older ones may be in recording.1" in refusal(file, "--cycle", "99")
-    assert "--explain is about one cycle; say which with --cycle N" in refusal(file, "--explain", "m1")
-    assert "--what-if is about one cycle" in refusal(file, "--what-if", "x.yaml")
+    assert "--explain applies to one cycle; name it with --cycle N" in refusal(file, "--explain", "m1")
+    assert "--what-if applies to one cycle" in refusal(file, "--what-if", "x.yaml")
     assert "no row and no machine 'm77'" in refusal(file, "--cycle", PREEMPTING, "--explain", "m77")
     assert "matches 2 rows: c" in refusal(file, "--cycle", PREEMPTING, "--explain", "c")
     assert "choose one of columnar, reference" in refusal(file, "--engine", "fast")
     assert "choose one of table, json" in refusal(file, "--output", "xml")
     assert "one of priority, drain, interruption, reclamation" in refusal(file, "--weight", "size=1")
-    assert "no number that is not negative" in refusal(file, "--weight", "priority=-1")
+    assert "not a number of at least 0" in refusal(file, "--weight", "priority=-1")
     assert "with on-demand or spot" in refusal(file, "--hold", "reserved=1m")
-    assert "--hold spot: '1x' is no duration" in refusal(file, "--hold", "spot=1x")
+    assert "--hold spot: '1x' is not a duration" in refusal(file, "--hold", "spot=1x")
     assert "--drain: '0s' must be longer than zero" in refusal(file, "--drain", "0s")
 
 

@@ -97,9 +97,9 @@ async def test_a_later_frame_is_read_up_to_its_limit(shard: tuple[LiveShard, int
     [
         ("--hello-max-bytes", "65537", f"'65537' is above the limit of {HELLO_BYTES_MAX} bytes; use that or less"),
         ("--frame-max-bytes", "33MiB", f"'33MiB' is above the limit of {FRAME_BYTES_MAX} bytes; use that or less"),
-        ("--hello-max-bytes", "0", "'0' is no size"),
-        ("--frame-max-bytes", "-1KiB", "'-1KiB' is no size"),
-        ("--frame-max-bytes", "many", "'many' is no size"),
+        ("--hello-max-bytes", "0", "'0' is not a size"),
+        ("--frame-max-bytes", "-1KiB", "'-1KiB' is not a size"),
+        ("--frame-max-bytes", "many", "'many' is not a size"),
     ],
 )
 def test_a_limit_is_only_lowered(flag: str, value: str, fault: str, tmp_path: Path) -> None:

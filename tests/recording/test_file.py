@@ -233,7 +233,7 @@ def test_a_file_that_is_no_recording_is_never_written_into(tmp_path: Path) -> No
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(RecordingFault, match="No such file or directory; choose a file that can be written"):
         RecordingFile(tmp_path / "none" / "recording", size_bytes_max=1000)
-    with pytest.raises(RecordingFault, match="is no file"):
+    with pytest.raises(RecordingFault, match="is not a file"):
         RecordingFile(Path("/dev/null"), size_bytes_max=1000)
 
 

@@ -89,7 +89,7 @@ def test_an_empty_file_treats_all_alike(tmp_path: Path) -> None:
 
 
 WRONG = {
-    "no YAML": ("clusters:\n  a: {scheduler: [\n", ":3: is no YAML"),
+    "no YAML": ("clusters:\n  a: {scheduler: [\n", ":3: is not YAML"),
     "no mapping": ("- a\n", ":1: the file: is no mapping; write `clusters:`"),
     "an unknown section": ("cluster: {}\n", ":1: the file: 'cluster' cannot be a key here; write `clusters:`"),
     "clusters as a list": ("clusters:\n  - a\n", ":2: clusters: is no mapping"),
@@ -114,7 +114,7 @@ WRONG = {
         "clusters:\n" + "".join(f"  'a{n}*': {{}}\n" for n in range(PATTERNS_MAX + 1)),
         f":2: clusters: has {PATTERNS_MAX + 1} patterns; write at most {PATTERNS_MAX}",
     ),
-    "characters that YAML has not": ("clusters: \x00\n", ": is no YAML: "),
+    "characters that YAML has not": ("clusters: \x00\n", ": is not YAML: "),
 }
 
 
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(PolicyFault, match=r"none\.yaml: cannot be read: No such file or directory; check the path"):
         read_policies(tmp_path / "none.yaml")
     (tmp_path / "p.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PolicyFault, match="is no UTF-8 at byte 0"):
+    with pytest.raises(PolicyFault, match="is not UTF-8 at byte 0"):
         read_policies(tmp_path / "p.yaml")
 
 

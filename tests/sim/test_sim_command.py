@@ -118,7 +118,7 @@ def test_a_long_run_leaves_no_process_idle_and_no_seed_is_asked_for_early(monkey
     [
         (["run", "--seeds", "9..1"], "write the lower one first: 1..9"),
         (["run", "--seeds", "0..10000000"], "names more than 10,000,000 seeds"),
-        (["run", "--seeds", "a..b"], "is no range"),
+        (["run", "--seeds", "a..b"], "is not a range"),
         (["run", "--seeds", "1..2", "--seed", "1"], "does not go with"),
         (["run", "--seeds", "1..2", "--for", "1s"], "does not go with"),
         (["run", "--for", "soon"], "--for"),

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.get.moves import DRAINED, Move, MoveState
+from bigfleet.cli.up.fleet_observer import SeveralActions, merged
 from bigfleet.cli.up.moves import MOVES_MAX, MoveTally
 from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
-from bigfleet.cli.up.several import SeveralActions, merged
 from bigfleet.cli.up.shard_tables import move_line
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import coordinator_pb2 as pb

@@ -15,9 +15,9 @@ from bigfleet.cli.get.moves import Move, MoveState
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.up.amounts import amount_text, covered_share, duration_text, plain_numbers
 from bigfleet.cli.up.fleet_check import FleetCheck
+from bigfleet.cli.up.fleet_observer import merged
 from bigfleet.cli.up.observer import ActionTally, ClusterFigures, FleetFigures, SeenAction
 from bigfleet.cli.up.report import COVERAGE_ROWS, RunResult, report_document, summary, write_report
-from bigfleet.cli.up.several import merged
 from bigfleet.cli.up.shard_tables import SUMMARY_MOVES_MAX, moves_text, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import ShardPoint, TimelinePoint
 from bigfleet.cli.up.supervisor import ChildStatus

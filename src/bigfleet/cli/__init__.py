@@ -1,1 +1,1 @@
-"""Implements the commands: here clocks, sockets, files and randomness become real."""
+"""Implements the commands. Only this package uses the real clock, sockets, files and randomness."""

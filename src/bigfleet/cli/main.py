@@ -1,7 +1,7 @@
 """Defines the `bigfleet` command and its subcommands; `bigfleet.cli.runtime.program` runs it.
 
-A command's module is imported when the command is called, and it imports what it needs when it runs: the start of every
-process is short. No command prints a traceback for a user's mistake.
+A command's module is imported when the command is called, and its libraries when it runs, so that every process starts
+quickly. No command prints a traceback for a user's mistake.
 """
 
 from collections.abc import Mapping

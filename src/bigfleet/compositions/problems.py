@@ -1,4 +1,4 @@
-"""Turns a cluster's part of a decision's input into a planner's problem, and the answer into a target.
+"""Converts a cluster's part of a decision's input to a planner's problem, and the planner's answer to a target.
 
 Held machines and Speculative ones of one class are one class of the problem; Idle ones are another, because they cost
 less. Rows without shapes cannot be planned: a cluster that has one gets no target.

@@ -1,7 +1,7 @@
-"""Plans the target compositions of clusters: at once for a whole decision, or cluster by cluster for workers.
+"""Plans the target compositions of clusters: in sequence for a whole decision, or cluster by cluster for workers.
 
-At once, clusters are planned in the order of their highest row; what a cluster's composition acquires is not offered to
-the next. Workers plan side by side; where two want the same stock, the decision grants it by precedence.
+In sequence, clusters are planned in the order of their highest row; what one composition acquires is not offered to the
+next. Workers plan in parallel; if two compositions acquire the same stock, the decision grants it by precedence.
 """
 
 from collections.abc import Mapping, Sequence

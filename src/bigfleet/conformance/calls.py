@@ -1,4 +1,4 @@
-"""Remembers the calls of one behaviour with their answers, the last of them, for the report of a failure.
+"""Records the last calls of one behaviour with their answers, for the report of a failure.
 
 Metadata and blobs are shown by size. Nothing here may change a call.
 """

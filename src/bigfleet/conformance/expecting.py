@@ -1,6 +1,6 @@
-"""Checks expectations of behaviours: one sentence each, which a failure shows.
+"""Checks expectations of behaviours: one sentence each, which is the text of the failure.
 
-Nothing here may look at a provider.
+Nothing here may call a provider.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS_MAX = 200
 
 
 class Broken(Exception):
-    """An expectation that did not hold: the sentence, and what was seen in its place."""
+    """An expectation that did not hold: the sentence, and the value that was seen."""
 
     def __init__(self, expectation: str, seen: str) -> None:
         super().__init__(f"{expectation}; seen: {seen}" if seen else expectation)

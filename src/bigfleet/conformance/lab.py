@@ -1,7 +1,7 @@
-"""Gives a behaviour what it works with: machines, calls with fresh tokens, waiting until a machine settles.
+"""Provides a behaviour with machines, calls with fresh tokens, and waits until a machine settles.
 
-One lab per behaviour and run. Its shard ids are new, so that a provider can be tested twice. Nothing here may judge;
-what is expected stands in the behaviours.
+One lab per behaviour and run. Its shard ids are new, so that a provider can be tested twice. Expectations are in the
+behaviours, never here.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Defines the six requests of the suite, their answers, and the Protocols that carry them.
 
-docs/spec/wire.md §6. Answers are stored as they came, without judging them: a status that was not foreseen and a record
-that breaks every rule are what the suite is there to see. Nothing here may raise for what a provider answers.
+docs/spec/wire.md §6. Answers are stored unjudged: an unexpected status or a record that breaks every rule is what the
+suite tests for. Nothing here may raise because of a provider's answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -145,7 +145,7 @@ class ListSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How a call ended, and what it brought when it ended well."""
+    """The status of a call, and its reply if the status is OK."""
 
     status: Status
     #: The text of a status that is not OK.
@@ -213,4 +213,4 @@ class SiteFault(Exception):
 
 
 class SiteMissing(Exception):
-    """Nobody said where such a provider is; its behaviours are skipped. The text names the flag that is missing."""
+    """No flag names such a provider, so its behaviours are skipped. The text names the missing flag."""

@@ -1,4 +1,4 @@
-"""Defines the profiles that a conformance run asks for, and on which provider each of them is tried."""
+"""Defines the profiles of a conformance run, and which of the providers under test each profile uses."""
 
 from enum import Enum
 

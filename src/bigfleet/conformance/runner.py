@@ -1,7 +1,7 @@
-"""Runs the behaviours that were asked for, one after the other, and says what it proves (docs/spec/provider.md §23).
+"""Runs the selected behaviours one after the other, and computes the verdict (docs/spec/provider.md §23).
 
-CERTIFIED if and only if every behaviour of every asked profile passed; a skip never counts as a pass. Nothing here may
-know how a site is reached.
+CERTIFIED if and only if every behaviour of every requested profile passed; a skip never counts as a pass. Nothing here
+may know how a provider is reached.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ class ConformanceReport:
 
 
 def verdict_of(profiles: frozenset[ConformanceProfile], results: Sequence[Result]) -> Verdict:
-    """Return what results prove about profiles; a profile without a result is not proven."""
+    """Return the verdict of results about profiles; a profile without a result is not proven."""
     if any(result.outcome is BehaviourOutcome.FAILED for result in results):
         return Verdict.FAILED
     proven = {result.behaviour.profile for result in results}
@@ -169,7 +169,7 @@ class Runner:
         self._has_run = False
 
     async def run(self) -> ConformanceReport:
-        """Run everything and return what came of it.
+        """Run the selected behaviours and return the report.
 
         A lane whose provider cannot be set up is named in the report, and the others are run. Raises SiteFault when the
         first one cannot: then nothing would be lost. An open site is closed whatever happens.

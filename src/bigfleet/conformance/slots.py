@@ -1,7 +1,7 @@
-"""Lends free slots to behaviours, each to one at a time.
+"""Lends free slots to behaviours, each to one behaviour at a time.
 
-Slots with a `conformance.fault/…` label belong to the fault area. A machine whose host cannot be deleted is reserved
-for behaviours that ask for an idle one. Nothing here may lend a machine that was not SPECULATIVE before the run.
+Slots with a `conformance.fault/…` label are for the fault area. A machine whose host cannot be deleted is reserved for
+behaviours that need an Idle machine. A machine that was not SPECULATIVE before the run is never lent.
 """
 
 from collections.abc import Iterable, Mapping

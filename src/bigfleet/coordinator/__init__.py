@@ -1,4 +1,4 @@
-"""Coordinates shards: stores which shard owns what, and moves spare machines to unmet demand.
+"""Coordinates shards: stores which shard owns which machines, and moves spare machines to unmet demand.
 
-docs/spec/coordinator.md. It decides no provisioning, never dials a shard, and nothing stops when it is gone.
+docs/spec/coordinator.md. It provisions nothing and never dials a shard. Shards continue to work without it.
 """

@@ -1,8 +1,8 @@
 """Defines the commands that change the coordinator's tables, and the rules that admit or reject them.
 
-docs/spec/coordinator.md §2. `edits(tables, command)` is a pure function: it names the rows to write, none where the
-tables already say so, and raises where a rule forbids it. The proposer sets times and other values that a command
-cannot find in the tables. Nothing here may write.
+docs/spec/coordinator.md §2. `edits(tables, command)` is a pure function: it returns the rows to write, none if the
+tables already have them, and raises if a rule forbids the command. The proposer sets times and other values that are
+not in the tables. Nothing here may write.
 """
 
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ class Rule(Enum):
 
 
 class CommandRefused(Exception):
-    """A rule forbids the command; the message says what is the matter and names the owner where there is one."""
+    """A rule forbids the command; the message names the rule and the owner, if there is one."""
 
     def __init__(self, rule: Rule, text: str) -> None:
         super().__init__(text)
@@ -85,7 +85,7 @@ class RemoveShard:
 
 @dataclass(frozen=True, slots=True)
 class BindCluster:
-    """Bind a cluster to a shard; the first one wins for ever."""
+    """Bind a cluster to a shard. The first binding is permanent."""
 
     cluster: ClusterId
     shard_id: ShardId

@@ -1,7 +1,7 @@
 """Delivers instructions to shards: due, delivered, acknowledged, retried, abandoned (docs/spec/coordinator.md §6).
 
-An immutable ledger and pure functions of time. It is ephemeral: a new leader begins with an empty one and derives
-what matters from what shards report. Nothing here decides what is sent to whom.
+An immutable ledger and pure functions of time. It is ephemeral: a new leader begins with an empty ledger and derives
+the rest from the reports of shards. Nothing here decides which instruction a shard gets.
 """
 
 from collections.abc import Callable, Iterable
@@ -135,11 +135,11 @@ class InstructionLedger:
     # ---- delivering ---------------------------------------------------------------------------------------------
 
     def live(self) -> Iterable[InstructionEntry]:
-        """Return what is not final, in order."""
+        """Return the instructions that are not final, in order."""
         return (entry for entry in self.entries if not entry.state.is_final)
 
     def due(self, to: ShardId, now_seconds: float) -> tuple[InstructionEntry, ...]:
-        """Return what the next answer to a shard carries, by sequence."""
+        """Return the instructions of the next answer to a shard, by sequence."""
         ready = [
             entry
             for entry in self.live()
@@ -190,7 +190,7 @@ class InstructionLedger:
         return replace(entry, state=State.PENDING, failures=failures, next_delivery_seconds=again_seconds)
 
     def at(self, now_seconds: float) -> "InstructionLedger":
-        """Return the ledger as time has left it: unanswered instructions to donors expired, old final ones gone."""
+        """Return the ledger at a time: unanswered instructions to donors are expired, old final ones removed."""
         expiry_seconds = DONOR_EXPIRY_CYCLES * self.report_cycle_seconds
         entries = [
             _ended(entry, State.EXPIRED, now_seconds)
@@ -208,7 +208,7 @@ class InstructionLedger:
         return replace(self, entries=tuple(entry for entry in retained if id(entry) not in gone))
 
     def cancelled(self, entries: Iterable[InstructionEntry], now_seconds: float) -> "InstructionLedger":
-        """Return the ledger after some turned out to be about what is no longer so."""
+        """Return the ledger with some instructions cancelled, because their reason has ended."""
         gone = {(entry.to, entry.instruction.version) for entry in entries}
         return replace(
             self,
@@ -219,7 +219,7 @@ class InstructionLedger:
         )
 
     def without_shard(self, shard_id: ShardId, now_seconds: float) -> "InstructionLedger":
-        """Return the ledger after a shard was removed: what was on its way there is cancelled."""
+        """Return the ledger after a shard was removed: instructions to it are cancelled."""
         return replace(
             self,
             entries=tuple(

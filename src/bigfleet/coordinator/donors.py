@@ -1,7 +1,7 @@
 """Finds the machines that donors can release for one shortfall, best first (docs/spec/coordinator.md §7.1, §7.2).
 
-Rows of one type and zone whose machines are equal stand in order of what is available, so that the best one is the
-first that may be used at all. Nothing here remembers anything beyond one pass.
+Rows of equal machines of one type and zone are sorted by available count, so the first row that is allowed is the best.
+Nothing here stores state between two passes.
 """
 
 from bisect import insort

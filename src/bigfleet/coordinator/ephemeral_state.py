@@ -1,7 +1,7 @@
 """Holds what a leader learns from reports and drops when it loses leadership (docs/spec/coordinator.md §5).
 
-Immutable values; each report makes another. The time is that of the leader's own monotonic clock and comes in as a
-number. Nothing here writes to the store.
+Values are immutable; each report makes new ones. Times are seconds of the leader's monotonic clock and are passed in.
+Nothing here writes to the store.
 """
 
 from collections.abc import Mapping
@@ -109,7 +109,7 @@ class EphemeralState:
 
     @classmethod
     def of_new_leader(cls, term: int, report_cycle_seconds: float) -> "EphemeralState":
-        """Return what a leader knows at first: nothing."""
+        """Return the empty state of a new leader."""
         return cls(term=term, ledger=InstructionLedger(report_cycle_seconds=report_cycle_seconds))
 
     # ---- reports ------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class EphemeralState:
         return known is None or report.order >= known.report.order
 
     def reported(self, report: ReceivedReport, now_seconds: float) -> "EphemeralState":
-        """Return what is known after a report that is in order, its answers to instructions included (§4)."""
+        """Return the state after an accepted report, its answers to instructions included (§4)."""
         before = self.known.get(report.shard_id)
         known = Known(report=report, received_seconds=now_seconds)
         if before is not None:
@@ -149,7 +149,7 @@ class EphemeralState:
         return found
 
     def without_shard(self, shard_id: ShardId, now_seconds: float) -> "EphemeralState":
-        """Return what is known after a shard was removed."""
+        """Return the state after a shard was removed."""
         known = {each: value for each, value in self.known.items() if each != shard_id}
         return replace(self, known=known, ledger=self.ledger.without_shard(shard_id, now_seconds))
 
@@ -196,7 +196,7 @@ class EphemeralState:
         )
 
     def with_plan(self, plan: OwnershipPlan, to: ShardId, now_seconds: float) -> "EphemeralState":
-        """Return what is known after a plan of ownership reconciliation was enqueued, and the rest cancelled.
+        """Return the state after a plan of ownership reconciliation was enqueued and all others were cancelled.
 
         A domain is given in one answer with the notes that it needs, after them: one that was given before, and not
         taken yet, may need others now.
@@ -255,7 +255,7 @@ class EphemeralState:
     def answered(
         self, to: ShardId, plan: OwnershipPlan, peers: PeerViews, now_seconds: float
     ) -> tuple["EphemeralState", ReportAnswer]:
-        """Return the answer to a shard's report, and what is known after it was given."""
+        """Return the answer to a shard's report, and the state after it."""
         outdated = [e for e in self.ledger.due(to, now_seconds) if not still_follows(e.instruction, to, peers)]
         ledger = self.ledger.cancelled(outdated, now_seconds)
         due = ledger.due(to, now_seconds)

@@ -1,7 +1,7 @@
 """Serves as the leader: accepts reports, writes the tables, answers shards (docs/spec/coordinator.md §4).
 
-A short flow over a `StateStore`; what is decided in it is decided by pure functions. Reports of shards are taken one
-after the other. It never dials anybody.
+A short flow over a `StateStore`; pure functions make its decisions. Reports of shards are handled one after the other.
+It never opens a connection.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def _ignore(_outcome: str) -> None: ...
 
 
 class BadReport(Exception):
-    """A report's arguments are wrong; the message says which."""
+    """A report has an invalid argument; the message names it."""
 
 
 class Leader:
@@ -146,7 +146,7 @@ class Leader:
         return True
 
     async def _bind(self, report: ReceivedReport) -> None:
-        """Bind new clusters; one that is bound elsewhere is a conflict, shown and not mended (§4 step 6)."""
+        """Bind new clusters. A cluster that is bound to another shard is logged and keeps its binding (§4 step 6)."""
         for cluster in sorted(self.ephemeral.known[report.shard_id].clusters):
             bound = self.tables.clusters.get(cluster)
             if bound is None and len(self.tables.clusters) >= CLUSTERS_BOUND_MAX:
@@ -161,7 +161,11 @@ class Leader:
                 self._logged_conflicts.add((cluster, report.shard_id))
                 owner = bound.shard_id
                 _log.warning(
-                    "coordinator.cluster_reported_twice", cluster=cluster, bound_to=owner, also=report.shard_id
+                    "coordinator.cluster_reported_twice",
+                    cluster=cluster,
+                    bound_to=owner,
+                    also=report.shard_id,
+                    advice="the binding stays; connect the cluster's operator to one shard only",
                 )
 
     async def _is_quota_moved(self, wanted: WantedInstruction, report: ReceivedReport) -> bool:
@@ -195,14 +199,14 @@ class Leader:
         return True
 
     async def commit(self, command: Command) -> None:
-        """Commit what an administrator asks for. Raises as `StateStore.commit`."""
+        """Commit an administrator's command. Raises as `StateStore.commit`."""
         await self._commit(command)
 
     async def _commit(self, command: Command) -> None:
         self.tables = await self._store.commit(command)
 
     async def _try(self, command: Command) -> None:
-        """Commit what the next report would ask for again; a failure costs nothing but that time."""
+        """Commit a change that the next report would repeat, so a failure only delays it."""
         try:
             await self._commit(command)
         except (CommandRefused, StoreUnavailable, OutcomeUnknown) as error:

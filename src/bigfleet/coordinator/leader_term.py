@@ -1,7 +1,7 @@
 """Serves administrators and readers during one term, and runs the rebalancing passes.
 
-docs/spec/coordinator.md §4 to §7. `leader` takes reports, `rebalancing` plans; here they meet. Whoever calls holds the
-replica's lock, so that nothing of this runs beside itself. Nothing here waits for time to pass.
+docs/spec/coordinator.md §4 to §7. It connects `leader`, which accepts reports, and `rebalancer`, which plans. The
+caller holds the replica's lock, so that its methods never run concurrently. Nothing here waits for time to pass.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _log = structlog.get_logger("bigfleet.coordinator.leader_term")
 
 
 class ShardAlive(Exception):
-    """A shard may not be removed yet; the message says why."""
+    """A shard may not be removed yet; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Term:
         await self.leader.commit(command)
 
     async def assign(self, domain: Domain, shard_id: ShardId) -> None:
-        """Give a domain to a shard; the shard hears of it with its next report. Raises as `StateStore.commit`."""
+        """Assign a domain to a shard, which gets it in the answer to its next report. Raises as `StateStore.commit`."""
         await self.commit(SetDomainOwner(domain, shard_id, self._neighbours(shard_id)))
 
     def _neighbours(self, shard_id: ShardId) -> frozenset[ShardId]:

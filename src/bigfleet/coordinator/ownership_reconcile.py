@@ -1,8 +1,8 @@
 """Reconciles the ownership tables with the ownership that shards report (docs/spec/coordinator.md §9.6).
 
-A pure function of views and tables, run for the shard that has just reported. Whatever an answer instructed a shard to
-do counts as done until the shard's next report says otherwise, because a view is older than the answer that followed
-it; what has only been instructed is never taken for proof that it was done. Doubt moves nothing.
+A pure function of views and tables, run for the shard that has just reported. An instruction of an earlier answer
+counts as done until the shard's next report says otherwise, because a view is older than the answer that followed it.
+An instruction is never taken as proof that it was carried out. In doubt, no machine moves.
 """
 
 from collections.abc import Iterable, Mapping

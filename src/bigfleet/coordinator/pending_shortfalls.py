@@ -1,7 +1,7 @@
-"""Groups the unserved shortfalls of one pass by what they ask for, so that many are settled at once.
+"""Groups the unserved shortfalls of one pass by requirements, so that equal ones are settled together.
 
-docs/spec/coordinator.md §7. Of 20,000 shortfalls most get nothing, and those that ask for the same thing get nothing
-for the same reason. Nothing here decides who gets something.
+docs/spec/coordinator.md §7. Most of 20,000 shortfalls get nothing, and equal ones get nothing for the same reason.
+Nothing here decides which shortfall gets a machine.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ class Pending:
         with_old: bool,
         but_of: int | None = None,
     ) -> None:
-        """Settle what is left of a group for a reason.
+        """Settle the remaining shortfalls of a group with one reason.
 
         `from_milli`: only deficits of at least so much in each of the group's dimensions, names ascending. `with_old`:
         also those that are old enough for a drain. `but_of`: not those of this shard.

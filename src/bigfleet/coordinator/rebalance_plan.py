@@ -1,8 +1,9 @@
 """Plans which spare machines move to which shard: a pure function of the last reports of the fleet.
 
 docs/spec/coordinator.md §7. Three tiers in strict order for each shortfall: idle machines, speculative slots, and, for
-what is old and got nothing, a drain in another shard. Integers and fractions alone, every order total, so that equal
-input gives equal output. What a pass proposes is enqueued by the leader; nothing here reads a clock or sends anything.
+an old shortfall that got nothing, a drain in another shard. Only integers and fractions are used and every order is
+total, so equal input gives equal output. The leader enqueues what a pass proposes; nothing here reads a clock or sends
+anything.
 """
 
 from collections import defaultdict
@@ -376,7 +377,7 @@ def _why(
 
 
 def _flow_detail(flow: Flow) -> str:
-    """Say what a flow does for the shortfall and what it leaves the donor."""
+    """Return a text: what a flow brings the shortfall and what it leaves the donor."""
     remaining = flow.giveable.row.count - flow.give
     closing = "they close" if flow.give > 1 else "it closes"
     left = f"{remaining} {'stays' if remaining == 1 else 'stay'} there"

@@ -1,8 +1,8 @@
 """Runs the rebalancing passes of a leader and turns the planned transfers into instructions.
 
-docs/spec/coordinator.md §7. What is in flight is read off the ledger and the last reports, so that it ends by itself
-when a move fails, expires or arrives; cooldowns and refusals are the only memory. Time comes in as a number. Nothing
-here sends anything.
+docs/spec/coordinator.md §7. Moves in flight are derived from the ledger and the last reports, so they end when a move
+fails, expires or arrives. Cooldowns and refusals are the only state. Times are passed in as numbers. Nothing here sends
+anything.
 """
 
 from collections import defaultdict
@@ -42,7 +42,7 @@ from bigfleet.model.vector import Vector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The last report of a shard as it came, for those who list it."""
+    """The last report of a shard as received, for readers that list it."""
 
     report: ShardReport
     received_unix_nanos: int

@@ -1,8 +1,8 @@
 """Runs one replica: campaigns, leads until it loses the lease, discards its ephemeral state, campaigns again.
 
-docs/spec/coordinator.md §1, §3 to §7, §10. While it leads, passes and exports run beside the answers; everything that
-touches its state does so under one lock and to its end, whether or not a caller still waits. Nothing here decides what
-moves or who owns.
+docs/spec/coordinator.md §1, §3 to §7, §10. While it leads, passes and exports run concurrently with answers. Everything
+that changes its state holds one lock and runs to its end, also if the caller is gone. Nothing here decides which
+machine moves or which shard owns it.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class Replica:
             await self._lead(term)
 
     async def _lead(self, term: Term) -> None:
-        """Answer as the leader until that is lost; what was heard goes with the term."""
+        """Serve as the leader until leadership is lost; the ephemeral state ends with the term."""
         _log.info("coordinator.leadership_acquired", term=term.term, shards=len(term.tables.shards))
         self._term = term
         work = [asyncio.create_task(self._keep_rebalancing(term)), asyncio.create_task(self._keep_exporting(term))]
@@ -164,7 +164,7 @@ class Replica:
         try:
             folder = await self._compute(lambda: export(to.directory, taken, keep=to.keep))
         except SnapshotFault as fault:
-            _log.error("coordinator.snapshot_failed", error=str(fault))
+            _log.error("coordinator.snapshot_failed", error=str(fault), advice="retried at the next interval")
             return
         self._exported = digest
         self._metrics.snapshot_last_success.set(self._clock.unix_nanos() / NANOS_PER_SECOND)

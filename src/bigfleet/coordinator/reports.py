@@ -1,7 +1,7 @@
 """Defines the part of a shard's report that a rebalancing pass works on.
 
-docs/spec/wire.md §10. `prepared` does once for each report what every pass would do again: it groups capacity by type
-and zone, sorts shortfalls and finds which of the shard's own rows its own shortfalls want. Nothing here reads a clock.
+docs/spec/wire.md §10. `prepared` does once per report what each pass would otherwise repeat: it groups capacity by type
+and zone, sorts shortfalls, and finds the shard's rows that its own shortfalls need. Nothing here reads a clock.
 """
 
 from collections import Counter
@@ -69,7 +69,7 @@ def _asking(
 
 
 def asking_of(shortfall: Shortfall) -> ShortfallClass:
-    """Return what a shortfall asks for."""
+    """Return the requirements of a shortfall."""
     gate = tuple(r for r in shortfall.requirements if r.key in (labels.INSTANCE_TYPE, labels.ZONE))
     return _asking(gate, vector.vector_key(shortfall.min_unit), frozenset(shortfall.deficit))
 

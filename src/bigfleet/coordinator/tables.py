@@ -1,7 +1,7 @@
 """Defines the coordinator's durable tables as immutable values, and the edits that change them.
 
-docs/spec/coordinator.md §2. Who may change them is decided by `bigfleet.coordinator.commands`; how they are stored, by
-a store. Nothing here reads a clock or a store.
+docs/spec/coordinator.md §2. `bigfleet.coordinator.commands` decides which edits are allowed, a store persists them.
+Nothing here reads a clock or a store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +38,7 @@ class ShardRow:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRow:
-    """The shard that a cluster belongs to, for ever (ADR-0007)."""
+    """The shard that a cluster is permanently bound to (ADR-0007)."""
 
     shard_id: ShardId
     bound_at_unix_nanos: int

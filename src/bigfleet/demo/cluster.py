@@ -1,9 +1,9 @@
 """Simulates a cluster: it asks for capacity, boots machines, sees nodes join, and drains them on request.
 
-The roll-up builder and the session flow are the operator's own (`bigfleet.operator`); only what a Kubernetes API server
-would hold is simulated here: the requests, the nodes, and how long a drain takes. Demand comes from
-`bigfleet.demo.workload` or `bigfleet.demo.trace`. A cluster never drains what it was not asked to drain, and never says
-less than its whole demand.
+The roll-up builder and the session flow are the operator's own (`bigfleet.operator`); only the content of a Kubernetes
+API server is simulated: the requests, the nodes, and the duration of a drain. Demand comes from
+`bigfleet.demo.workload` or `bigfleet.demo.trace`. A cluster never drains a machine unasked, and always reports its
+whole demand.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Defines the machines of the demonstration: the default fleet by size, or the nodes of a trace as bare metal.
 
-Both are pools as the simulated provider's world file takes them (docs/spec/provider.md §21). `bigfleet.demo.workload`
-sizes its demand by `default_fleet`. A machine's id comes from its pool, so the order of pools and the counts in them
-must never depend on anything but the arguments.
+Both are pools in the format of the simulated provider's world file (docs/spec/provider.md §21).
+`bigfleet.demo.workload` sizes its demand by `default_fleet`. A machine's id comes from its pool, so the order of pools
+and their counts must depend on nothing but the arguments.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""Reads a cluster trace (nodes and pods as CSV) and replays it: which requests live at which trace second, and where.
+"""Reads a cluster trace (nodes and pods as CSV) and replays it: the live requests of each trace second, by cluster.
 
-The columns are those of the public GPU cluster trace (docs/quick-start.md). A pod lives in [creation, deletion); one
-whose deletion is not after its creation never lives, one without a deletion lives for ever. Nodes become a fleet in
+The columns are those of the public GPU cluster trace (docs/quick-start.md). A pod lives in [creation, deletion). A pod
+whose deletion is not after its creation never lives; one without a deletion never ends. Nodes become a fleet in
 `bigfleet.demo.fleet`. A row that cannot be read is never skipped: the reader names it and stops.
 """
 

@@ -33,7 +33,7 @@ class BackupFault(Exception):
 def back_up(source: Path, target: Path, finish: Finish) -> int:
     """Copy a database to a new file and return its size in bytes. Raises BackupFault; then there is no file."""
     if not source.is_file():
-        raise BackupFault(f"{source}: {'is no file' if source.exists() else 'does not exist'}; name a state file")
+        raise BackupFault(f"{source}: {'is not a file' if source.exists() else 'does not exist'}; name a state file")
     if os.path.lexists(target):
         raise BackupFault(f"{target}: exists; name a new file")
     part = target.with_name(f".{target.name}.part")

@@ -1,7 +1,7 @@
 """Reads files that a command or a process is given, up to a size.
 
-A device has no end, and a sparse file of a terabyte takes no room on a disk: both would take all memory. Pipes and
-terminals are read, so that a command can be given `<(zcat file.gz)`.
+A device has no end, and a sparse file of a terabyte uses no disk space: either would take all memory. Pipes and
+terminals are allowed, so that a command can be given `<(zcat file.gz)`.
 """
 
 import errno

@@ -1,9 +1,9 @@
 """Opens a SQLite state file only with the content that was last committed to it, and counts its commits.
 
 docs/adr/0180-state-files-have-checksums.md. `FILE.commits` next to a state file has the number of its commits. A file
-that has fewer is an older copy, or has lost its write-ahead log; a file that is gone or empty while its counter is
-there was lost. Both end the start: nothing is silently taken as new. The counter is written after each commit without
-waiting for the disk, so it may be behind the file and never ahead of it.
+with fewer commits is an older copy, or has lost its write-ahead log. A file that is missing or empty although its
+counter exists was lost. Both end the start: a lost file is never replaced silently. The counter is written after each
+commit without waiting for the disk, so it may be behind the file and never ahead of it.
 """
 
 import os

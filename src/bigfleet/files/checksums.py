@@ -1,9 +1,9 @@
 """Checks the content of a SQLite file against checksums of its tables, which each statement keeps up to date.
 
-docs/adr/0180-state-files-have-checksums.md. SQLite finds a damaged page only where its structure shows it: a flipped
-bit in a value is another value. The table `checksums` has the number of rows and a digest of each other table, of the
+docs/adr/0180-state-files-have-checksums.md. SQLite detects a damaged page only by its structure: a flipped bit in a
+value reads as another value. The table `checksums` has the number of rows and a digest of each other table, of the
 schema and of the number of commits. Triggers of the connection change it in the transaction that changes a row. It
-finds accidents; who can write the file can also write the checksums.
+detects accidents only: a user who can write the file can also write the checksums.
 """
 
 import sqlite3
@@ -27,7 +27,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class RefusedContent(Exception):
-    """A file is not as it was last committed. The message says how that shows; the file's name is for the caller."""
+    """A file differs from its last commit. The message gives the difference; the caller adds the file's name."""
 
 
 def has_checksums(connection: sqlite3.Connection) -> bool:

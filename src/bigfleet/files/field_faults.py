@@ -1,6 +1,6 @@
-"""Reads msgspec's errors about the content of a file: which field is wrong, and how.
+"""Parses msgspec's errors about the content of a file: which field is wrong, and how.
 
-The text of an error is the only place where msgspec says this.
+msgspec gives this information only in the text of an error.
 """
 
 import re
@@ -28,7 +28,7 @@ class FieldFault:
 
 
 def field_fault(error: msgspec.DecodeError, *, root: str = "") -> FieldFault:
-    """Return what an error says; `root` is the path of what was converted."""
+    """Return the field and fault of an error; `root` is the path of the converted value."""
     message, _at, place = str(error).partition(" - at `$")
     # Of a map msgspec does not name the key.
     section = f"{root}{place.rstrip('`')}".replace("[...]", ".*").removeprefix(".")

@@ -1,7 +1,8 @@
-"""Loads JSON with the standard library, and rejects text that no UTF-8 file could hold.
+"""Loads JSON with the standard library, and rejects text that cannot be encoded as UTF-8.
 
-Python's reader accepts half of a surrogate pair. msgspec's reader rejects it and is used for text that programs write:
-it names a byte, this one a line and a column. NaN is read: a reader of entries names the entry that has it.
+Python's reader accepts an unpaired surrogate. msgspec's reader rejects it and is used for text that programs write; its
+errors give a byte, those of this module a line and a column. NaN is accepted here: the reader of the entries reports it
+with its entry.
 """
 
 import json

@@ -24,7 +24,7 @@ class FileWatch:
         self.fault()
 
     def fault(self) -> str:
-        """Return what happened to one of the files, "" while all are as they were."""
+        """Return the fault of the first changed file, "" if all are unchanged."""
         for path in self._paths:
             fault = self._fault_of(path)
             if fault:

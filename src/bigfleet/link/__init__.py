@@ -1,5 +1,5 @@
 """Connects a shard to its coordinator: reports to it, and hands its instructions to the shard.
 
-docs/spec/coordinator.md §8. The only package that knows both sides. A shard without it, or with a coordinator that is
-gone, decides and acts the same.
+docs/spec/coordinator.md §8. Only this package knows both sides. A shard decides and acts in the same way without a link
+or while the coordinator is down.
 """

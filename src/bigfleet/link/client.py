@@ -1,7 +1,7 @@
-"""Finds the leader among the coordinators and sends it reports: tries addresses in turn, follows hints of followers.
+"""Finds the leader among the coordinators and sends it reports.
 
-docs/spec/coordinator.md §8, point 2. It never waits longer than a call may take, and it keeps nothing of a report
-that found no taker: the next one says all of it again.
+docs/spec/coordinator.md §8, point 2. It tries the addresses in turn and follows the hints of followers. It never waits
+longer than a call may take. A report that no leader accepted is dropped, because the next one contains all of it.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """Gathers the report of a running shard, and counts what was reported in the shard's metrics.
 
-docs/spec/coordinator.md §8, docs/spec/shard.md §11.3. Everything is read off the shard's own records, on its loop.
-Before its first finished cycle a shard has no figures, and says nothing of machines. Nothing here may change a shard.
+docs/spec/coordinator.md §8, docs/spec/shard.md §11.3. Everything is read from the shard's own records, on its loop.
+Before its first finished cycle a shard has no figures, and its report has no machines. Nothing here may change a shard.
 """
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +52,7 @@ class ShardReportSource:
         self._provider_address = provider_address
 
     def snapshot(self) -> ReportSnapshot:
-        """Return what there is to say. Cost: milliseconds for the largest fleet."""
+        """Return the current report. Cost: milliseconds for the largest fleet."""
         report = self._shard.report()
         holding = holding_of(self._ownership.owned, self._ownership.reservations)
         clusters = frozenset(map(ClusterId, self._shard.reported_clusters))
@@ -69,7 +69,7 @@ class ShardReportSource:
 
 
 class LinkCounts:
-    """Counts what the link does, among the shard's own metrics."""
+    """Counts reports and answers of the link, among the shard's own metrics."""
 
     def __init__(self, metrics: ShardMetrics, clock: Clock) -> None:
         self._metrics = metrics

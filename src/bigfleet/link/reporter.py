@@ -1,7 +1,7 @@
 """Reports a shard to the coordinator at intervals, hands answers to the shard, and reports again when done.
 
-docs/spec/coordinator.md §8, points 1, 3, 4, 6 and 8. One exchange at a time. Acks and views that no leader acknowledged
-are said again until one has. Whatever happens here, the shard's cycle must never hear of it.
+docs/spec/coordinator.md §8, points 1, 3, 4, 6 and 8. One exchange at a time. Acks and views are repeated until a leader
+has acknowledged them. No failure here may affect the shard's cycle.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ _log = structlog.get_logger("bigfleet.link.reporter")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportSnapshot:
-    """What a shard has to say at this moment."""
+    """The content of a shard's report at one moment."""
 
     summary: ShardSummary
     shortfalls: tuple[Shortfall, ...]
@@ -57,7 +57,7 @@ class ReportSource(Protocol):
     """The shard, as far as a report goes."""
 
     def snapshot(self) -> ReportSnapshot:
-        """Return what there is to say. Cost: milliseconds for the largest fleet."""
+        """Return the current report. Cost: milliseconds for the largest fleet."""
         ...
 
 

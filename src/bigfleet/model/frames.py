@@ -29,7 +29,7 @@ ECHO_ROLLUP_DEFERRED = "rollup_deferred"
 
 
 class MalformedMessage(ValueError):
-    """A message that cannot be taken: `place` names the row and field, `fault` says what is wrong there."""
+    """A message that is invalid: `place` names the row and field, `fault` the mistake."""
 
     def __init__(self, place: str, fault: str) -> None:
         super().__init__(f"{place}: {fault}")
@@ -131,7 +131,7 @@ class ReclaimAck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """What the cluster sees of a machine's node; an empty name means that the node is gone."""
+    """The state of a machine's node in its cluster; an empty name means that the node is gone."""
 
     machine_id: str
     node_name: str
@@ -174,7 +174,7 @@ class Acknowledgement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BootstrapRequest:
-    """Asks for what boots one machine into the cluster."""
+    """Requests the bootstrap data of one machine."""
 
     request_id: str
     cluster_id: str

@@ -1,7 +1,8 @@
-"""Defines the instructions of a coordinator to a shard, and how the plain ones change what the shard owns.
+"""Defines the instructions of a coordinator to a shard, and how the simple ones change what the shard owns.
 
-docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the whole effect of every instruction but three:
-releasing machines, moving slots and draining need the donor's own machines and its provider. Nothing here does any I/O.
+docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the complete effect of all instructions but
+three: releasing machines, moving slots and draining also need the donor's machines and its provider. Nothing here does
+I/O.
 """
 
 from collections.abc import Mapping
@@ -123,7 +124,7 @@ class Reading(Enum):
 
 
 def reading(payload: TransferOwnership | ReassignSpeculative, me: ShardId) -> Reading:
-    """Return what a transfer means to a shard."""
+    """Return the kind of a transfer for a shard."""
     if isinstance(payload, TransferOwnership) and payload.is_note:
         return Reading.NOTE if payload.to_shard else Reading.FORGET
     if payload.to_shard == me:

@@ -1,10 +1,10 @@
-"""Defines a machine, its invariant, and what it costs (docs/spec/model.md §1, §2).
+"""Defines a machine, its invariant, and its cost (docs/spec/model.md §1, §2).
 
-`Machine` is the declaration of a machine's fields, and `Stamp` names those of them that a shard gives it with a row;
-what other packages read, write and store of them is derived from both, or listed with a reason and compared with them
-(tests/model/test_machine_field_places.py, test_machine_fields.py).
-A record is a frozen value: a change makes a new one. `invariant_fault` holds on every insert and
-update; a record that breaks it is refused and the last good one stays.
+`Machine` declares a machine's fields, and `Stamp` names those that a shard sets together with a row. What other
+packages read, write and store of them is derived from both, or listed with a reason and compared with them
+(tests/model/test_machine_field_places.py, test_machine_fields.py). A record is a frozen value: a change makes a new
+one. `invariant_fault` is checked on every insert and update; a record that breaks the invariant is refused and the last
+good one stays.
 """
 
 from collections.abc import Mapping
@@ -141,7 +141,7 @@ class Machine:
         )
 
     def without_binding(self) -> "Machine":
-        """Return the record with cluster and every stamp gone, as docs/spec/engine.md §11 demands."""
+        """Return the record without its cluster and stamps (docs/spec/engine.md §11)."""
         return replace(self, cluster=ClusterId(""), **_UNSTAMPED)
 
 

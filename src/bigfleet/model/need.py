@@ -1,7 +1,7 @@
 """Defines a row of demand, and how rows of one kind merge (docs/spec/model.md §8).
 
-A row says how much in total and the least that one machine must host alone. It may also say which requests it consists
-of (`bigfleet.model.shapes`); then the total is their sum.
+A row has a total and the least amount that one machine must host alone. It may also list its requests
+(`bigfleet.model.shapes`); then the total is their sum.
 """
 
 from collections.abc import Callable, Iterable, Mapping

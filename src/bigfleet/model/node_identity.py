@@ -1,4 +1,4 @@
-"""Says what a machine looks like as a node: its labels, its taints, its provider id (docs/spec/wire.md §8)."""
+"""Computes what a machine looks like as a node: its labels, its taints, its provider id (docs/spec/wire.md §8)."""
 
 from collections.abc import Iterator
 

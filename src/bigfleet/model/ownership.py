@@ -1,8 +1,8 @@
 """Defines which machines a shard owns: its base, its domains, and one row for each machine that was ever moved.
 
-docs/spec/coordinator.md §9. Shards keep this on disk and act by it; the coordinator reads their copies and predicts
-what its instructions will make of them, by the same functions. Every transition is idempotent: a row is replaced only
-under a higher version. Nothing here may read a clock or hold state.
+docs/spec/coordinator.md §9. Shards store this on disk and act on it. The coordinator reads their copies and predicts
+the effect of its instructions with the same functions. Every transition is idempotent: a row is replaced only under a
+higher version. Nothing here may read a clock or hold state.
 """
 
 import re
@@ -124,7 +124,7 @@ class Owned:
         return replace(self, base=Base.DOMAINS, domains=self.domains - {domain}, leaving=self.leaving | was_held)
 
     def left(self, domain: Domain) -> "Owned":
-        """Return what is owned once nothing of ours is left in a leaving domain."""
+        """Return the ownership after the last machine has left a leaving domain."""
         return replace(self, leaving=self.leaving - {domain})
 
     # ---- machines -----------------------------------------------------------------------------------------------

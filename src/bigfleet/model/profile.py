@@ -1,7 +1,7 @@
 """Defines when demand is equal: a profile, its canonical form, and the fingerprint stored on machines.
 
-docs/spec/model.md §7. The fingerprint is durable: it lives in every provider's metadata. Changing its text costs
-every running fleet its attribution, so never change it.
+docs/spec/model.md §7. The fingerprint is durable: it is stored in every provider's metadata. Never change its text:
+running fleets would no longer recognise which machine serves which row.
 """
 
 import unicodedata

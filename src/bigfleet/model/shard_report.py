@@ -75,7 +75,7 @@ class SoldOutPool(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """What a shard owns, and what it reserves for others: sent when it changed, or when asked for."""
+    """What a shard owns and what it reserves for others; sent after a change, or on request."""
 
     owned: Owned
     #: By machine.
@@ -84,7 +84,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """Everything that one report says."""
+    """The content of one report."""
 
     shard_id: ShardId
     epoch: int

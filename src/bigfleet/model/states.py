@@ -1,7 +1,7 @@
 """Defines the states of a machine, and the table of legal transitions with a reason per edge.
 
-The table binds what BigFleet drives, not what it observes: a provider's word about a machine is taken as it is
-(docs/spec/model.md §2, docs/spec/shard.md §5.3). Anything that is not an edge here is refused.
+The table applies to transitions that BigFleet makes, not to states that it observes: a state that a provider reports is
+accepted as it is (docs/spec/model.md §2, docs/spec/shard.md §5.3). Any other transition is refused.
 """
 
 from enum import IntEnum

@@ -1,8 +1,8 @@
-"""Compares states with the invariants of their classes, where that is switched on.
+"""Compares states with the invariants of their classes, if that is switched on.
 
-A class whose docstring states invariants has a method `validate` that looks at everything it holds. That costs too
-much for production, so that it is off by default: tests and simulations switch it on, and so does BIGFLEET_VALIDATE=1
-for any command. What breaks an invariant is a defect of BigFleet, never of an input.
+A class whose docstring states invariants has a method `validate` that checks all of its content. That costs too much
+for production, so it is off by default. Tests and simulations switch it on; BIGFLEET_VALIDATE=1 does so for any
+command. A broken invariant is a defect of BigFleet, never of an input.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _is_on = False
 
 
 class InvariantBroken(AssertionError):
-    """A state is not as its class says; the message names the state and what is wrong with it."""
+    """A state breaks an invariant of its class; the message names both."""
 
 
 class Validated(Protocol):

@@ -1,8 +1,8 @@
-"""Represents one Kubernetes cluster in its session with the shard: hands each frame to the part that it concerns.
+"""Represents one Kubernetes cluster in its session with the shard: routes each frame to the part that handles it.
 
-docs/spec/operator.md. The parts do the work: demand, conditions, nodes, drains, bootstrap. Here they are made in the
-order of their dependencies, given the views that they follow, and run. An agent is made by a process when it becomes
-leader, and ends with it; nothing here decides about machines.
+docs/spec/operator.md. It builds the parts (demand, conditions, nodes, drains, bootstrap) in the order of their
+dependencies over the given views, and runs them. A process creates an agent when it becomes leader; the agent ends with
+it. Nothing here decides about machines.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class BootstrapAnswerer(Protocol):
         ...
 
     async def run(self) -> None:
-        """Do what belongs to bootstrapping but answers no request, until cancelled."""
+        """Run the background work of bootstrapping, such as deleting tokens, until cancelled."""
         ...
 
 
@@ -306,7 +306,7 @@ class KubernetesAgent:
 
 
 def _ready_since(node: NodeObject) -> float | None:
-    """Return since when a node says that it is Ready, Unix seconds; None when it does not say."""
+    """Return since when a node has been Ready by its condition, Unix seconds; None if the condition has no time."""
     for condition in node.status.conditions or ():
         if condition.type == "Ready":
             return unix_seconds(condition.last_transition_time)

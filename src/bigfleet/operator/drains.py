@@ -1,10 +1,9 @@
 """Tracks the drains that a cluster was asked for, and their outcomes (docs/spec/operator.md §7).
 
-Keyed by machine: a new instruction for a machine takes the place of the old one, the same instruction again can only
-move its deadline to an earlier moment. A result stays until the machine's state ends the drain, so that a new session
-can say it again. Node states must be observed in the order in which they arrived, in one sequence with the
-instructions: a Configured state after an instruction means that the drain was given up. This table never drains
-anything itself.
+Keyed by machine: a new instruction for a machine replaces the previous one; a repeated instruction can only move its
+deadline to an earlier time. A result is stored until the machine's state ends the drain, so that a new session can
+report it again. Node states must be observed in the order in which they arrived, in one sequence with the instructions:
+a Configured state after an instruction means that the drain was withdrawn. This table never drains anything itself.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""Reduces pods to what the operator reads of them, so that a cluster of many pods fits into little memory.
+"""Reduces pods to the fields that the operator reads, so that a cluster of many pods fits into little memory.
 
-Replicas are alike: equal labels and equal parts of specs are one object. What is dropped is as if the pod had never
-said it, so a part that reads more of pods must have its field named here.
+Equal labels and equal parts of specs of replicas are one object. Code that reads a dropped field sees it as absent, so
+a new reader of a field must add its name here.
 """
 
 from typing import Any, Final, TypeVar

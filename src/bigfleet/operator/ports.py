@@ -1,6 +1,7 @@
 """Defines what an operator's session needs, as Protocols: a shard to talk to, and a cluster to report for.
 
-gRPC and the Kubernetes API stand behind these in production, values in tests and the simulation. Nothing here does I/O.
+Production implements them with gRPC and the Kubernetes API; tests and the simulation use plain values. Nothing here
+does I/O.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from bigfleet.operator.drains import DrainRecord
 
 
 class EndKind(Enum):
-    """Why a session ended, as far as it changes what the operator does next."""
+    """The reason why a session ended, as far as it changes what the operator does next."""
 
     #: Another operator with this cluster id took over (ABORTED).
     REPLACED = "replaced"
@@ -35,7 +36,7 @@ class EndKind(Enum):
 
 
 class SessionEnded(Exception):
-    """The stream is over; the message says why, for a log."""
+    """The stream has ended; the message gives the reason, for a log."""
 
     def __init__(self, kind: EndKind, message: str) -> None:
         super().__init__(message)

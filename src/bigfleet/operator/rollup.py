@@ -1,11 +1,11 @@
-"""Adds a cluster's capacity requests up into the rows that its shard decides on (docs/spec/operator.md §3).
+"""Sums a cluster's capacity requests up to the rows that its shard decides on (docs/spec/operator.md §3).
 
-The sums are running: a request that comes or goes touches one row, so that a roll-up costs the rows and their shapes,
-not the requests. Pods of equal requests are one shape; a row with more than 64 of them has requests rounded up until 64
-remain (`bigfleet.model.shapes.merged_upwards`), and its aggregate stays the exact sum. For shards that do not know
-shapes, min units merge by per-dimension maximum; there, requests that must not raise one another's min unit (a large
-CPU pod, a small GPU pod) need profiles that differ. `bigfleet.operator.session` sends what `RollUpBuilder.rows`
-returns. Nothing else here may round, estimate or forget: a recount from scratch always agrees.
+The sums are running: a request that comes or goes touches one row, so the cost of a roll-up grows with the rows and
+their shapes, not with the requests. Pods of equal requests are one shape; a row with more than 64 shapes has requests
+rounded up until 64 remain (`bigfleet.model.shapes.merged_upwards`), and its aggregate stays the exact sum. For shards
+that do not know shapes, min units merge by per-dimension maximum; there, requests that must not raise one another's min
+unit (a large CPU pod, a small GPU pod) need profiles that differ. `bigfleet.operator.session` sends what
+`RollUpBuilder.rows` returns. Nothing else here rounds: a recount from scratch always gives the same sums.
 """
 
 import heapq
@@ -184,7 +184,7 @@ class RollUpBuilder:
         return True
 
     def remove(self, request_id: str) -> bool:
-        """Stop counting a request; say whether it was counted."""
+        """Stop counting a request; return whether it was counted."""
         self.set_waiting(request_id, False)
         mapped = self._requests.pop(request_id, None)
         if mapped is None:

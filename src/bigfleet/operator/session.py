@@ -1,9 +1,9 @@
-"""Keeps one cluster's session with its shard: dial, Hello, roll-ups, answers, back-off (docs/spec/operator.md §4).
+"""Maintains one cluster's session with its shard: dial, Hello, roll-ups, answers, back-off (docs/spec/operator.md §4).
 
-Any task's end ends the session; then the next one is dialled with full jitter, so that a shard that comes back is not
-met by every cluster at once. No wait is longer than the shard has been away: a short outage stays short (ADR 0200). The
-receive loop sorts frames and never waits: what takes time happens in tasks. What the cluster is, is behind
-`bigfleet.operator.ports.ClusterAgent`; the transport is behind `SessionDialer`. A lost session ends nothing in the
+If any task ends, the session ends; the next one is dialled with full jitter, so that not all clusters reconnect to a
+restarted shard at once. No wait is longer than the shard has been away: a short outage stays short (ADR 0200). The
+receive loop sorts frames and never waits; slow work runs in tasks. The cluster is behind
+`bigfleet.operator.ports.ClusterAgent`, the transport behind `SessionDialer`. A lost session ends nothing in the
 cluster, and this flow must never send a roll-up that the agent did not vouch for.
 """
 
@@ -115,7 +115,7 @@ class SessionClient:
         self._demand_changed.set()
 
     def node_changed(self, status: frames.NodeStatus) -> None:
-        """Report what became of a node to a shard that is there and asks for it; the next resync repairs the rest."""
+        """Report a changed node to a connected shard that accepts such reports; the next resync repairs the rest."""
         if frames.CAPABILITY_NODE_STATUS in (self._shard_capabilities or ()):
             self._outbox.put(status)
 
@@ -132,7 +132,7 @@ class SessionClient:
             self._outbox.put(result)
 
     async def run(self) -> None:
-        """Hold a session for ever, until cancelled."""
+        """Maintain a session until cancelled."""
         while True:
             away_since_seconds = self._clock.monotonic_seconds()
             ended = await self._hold_one_session()

@@ -1,8 +1,8 @@
-"""Queues keyed work: each key waits once, is worked on by one worker at a time, and may come back later.
+"""Queues keyed work: each key waits once, one worker at a time handles it, and it may be queued again with a delay.
 
-A key that is put again while it waits is handled once; while a worker has it, it waits again afterwards, so that the
-newest state is always looked at. `KeyQueue` holds keys alone, never what is to be done with them; `WorkQueue` runs
-handlers of keys, with retries. A failing handler must never end a queue.
+A key that is added again while it waits is handled once. If a worker has it, it is queued again afterwards, so that the
+newest state is always handled. `KeyQueue` has keys only, never the work itself; `WorkQueue` runs handlers of keys, with
+retries. A failing handler must never end a queue.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Keeps the hosts of a cluster up to date as instances come and go, and offers, chooses and carves room on them.
+"""Updates the hosts of a cluster as instances come and go, and offers, chooses and carves room on them.
 
-What `hail-dedicated` and the partitioned provider both stand on (docs/spec/partition.md §5 and §9,
-docs/spec/provider.md §22). Choosing and taking are two steps, so that a caller may look at the choice, and drop it.
-This module never does I/O and never logs: it returns choices, with counts of why not.
+Both `hail-dedicated` and the partitioned provider use it (docs/spec/partition.md §5 and §9, docs/spec/provider.md §22).
+Choosing and taking are two steps, so a caller may inspect a choice and drop it. This module never does I/O and never
+logs: it returns choices, with counts of the reasons for refusals.
 """
 
 from collections.abc import Collection, Iterable

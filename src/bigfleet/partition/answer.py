@@ -1,8 +1,8 @@
 """Answers an IAllocator message byte for byte as Ganeti's `hail` does where it uses the dedicated metric.
 
-docs/spec/partition.md §3, §9 to §11 and §13. Two things differ, both on purpose: where `hail` would never end, because
-nothing limits an interval of the policy, this is an error; and `is_sequential` asks for a multi-allocate in which each
-instance sees those before it and may go to any group. This module never places what the metric has no say in.
+docs/spec/partition.md §3, §9 to §11 and §13. There are two deliberate differences. If no lower bound limits an interval
+of the policy, `hail` never ends; here it is an error. `is_sequential` requests a multi-allocate in which each instance
+sees those before it and may go to any group. This module never places an instance to which the metric does not apply.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Reads a cluster out of an IAllocator message: its groups, its hosts, and what stands on them.
+"""Reads a cluster from an IAllocator message: its groups, its hosts, and their instances.
 
-docs/spec/partition.md §2, §6 and §13. Everything is read in the order in which `hail` reads it, so that of several
-faults the same one is reported. This module never decides whether a cluster is sound; it says what its records miss.
+docs/spec/partition.md §2, §6 and §13. Fields are read in the order in which `hail` reads them, so that of several
+faults the same one is reported. This module never decides whether a cluster is sound; it reports missing fields.
 """
 
 from collections import defaultdict

@@ -1,9 +1,9 @@
-"""Reads JSON as Ganeti's `hail` reads it, and takes values out of it with errors that name owner and key.
+"""Parses JSON as Ganeti's `hail` does, and reads values from it with errors that name owner and key.
 
-docs/spec/partition.md §2 and §13. Of a key that occurs twice the first counts; a whole number may be written with a
-fraction and is rounded half to even; strings, null and booleans are no numbers. Numbers with a fraction or an exponent
-stay text until they are wanted, so that what is not looked at costs nothing and loses nothing; documents that somebody
-else has read, with floats and dictionaries, are as good. This module never decides what a value means.
+docs/spec/partition.md §2 and §13. Of a repeated key the first counts; an integer may be written with a fraction and is
+rounded half to even; strings, null and booleans are not numbers. Numbers with a fraction or an exponent stay text until
+they are read, so unused ones cost nothing and lose nothing. Documents that another parser has read, with floats and
+dictionaries, are accepted as well. This module never decides what a value means.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Defines what an author of a provider implements, and the values that pass between author and kit.
+"""Defines what an author of a provider implements, and the values that pass between the author's code and the kit.
 
-docs/spec/provider.md §16. A backend makes hosts real and reports facts; it is idempotent by operation id. It must never
-know tokens, states, revisions, timeouts or stores: those are the kit's.
+docs/spec/provider.md §16. A backend creates and deletes hosts and reports facts; it is idempotent by operation id. It
+must never know tokens, states, revisions, timeouts or stores: those are the kit's.
 """
 
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
@@ -28,7 +28,7 @@ def _no_entries() -> Mapping[str, str]:
 
 
 class Reset(Enum):
-    """What a Drain does to what the former cluster left on a machine: credentials, volumes, images."""
+    """How a Drain removes the former cluster's data from a machine: credentials, volumes, images."""
 
     #: Nothing. The machine returns only to the cluster that it came from, or is deleted.
     NONE = "none"
@@ -251,16 +251,16 @@ class Deletes(Protocol):
     """A backend that can give hosts back."""
 
     def delete(self, machine: MachineView, op: Op) -> Result[None]:
-        """Return once the host is gone; a host that is gone already is a success."""
+        """Delete the host and return when it does not exist any more; a missing host is a success."""
         ...
 
 
 @runtime_checkable
 class Adopts(Protocol):
-    """A backend that can say what became of a failed machine."""
+    """A backend that can report the state of a failed machine."""
 
     def adopt(self, machine: MachineView) -> Result[Found]:
-        """Say what is there. It must change nothing."""
+        """Return the state of the machine's host. It must change nothing."""
         ...
 
 
@@ -317,7 +317,7 @@ class Feeds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownMachine:
-    """What the provider's state says of a machine."""
+    """A machine as the provider's state has it."""
 
     machine: MachineView
     #: Of its latest operation, "" for none.

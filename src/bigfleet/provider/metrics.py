@@ -1,7 +1,7 @@
 """Defines the provider's metrics, each once (docs/spec/provider.md §18).
 
-No label may carry a machine, cluster or shard id. What alerts ask for the increase of is exported from the start, at 0:
-the first event of a series that begins with it is no increase.
+No label may carry a machine, cluster or shard id. Series whose increase an alert reads are exported from the start, at
+0: the first event of a series that begins with it is no increase.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

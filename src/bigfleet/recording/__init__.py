@@ -1,1 +1,1 @@
-"""Records what each cycle decided on and what it decided, and reads recordings."""
+"""Records the input and the decision of each cycle, and reads recordings."""

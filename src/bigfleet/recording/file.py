@@ -1,8 +1,8 @@
 """Writes recordings to disk: one file that grows and four older ones, each readable on its own.
 
-docs/adr/0134-a-recording-is-what-the-engine-saw.md. A frame is handed to the operating system as a whole; what a full
-disk took of one is taken back. The file is locked for the life of the process. A next process goes on behind the last
-whole frame. It must never write into a file that is no recording.
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. A frame is written in one piece; if a full disk takes only a part,
+that part is removed. The file is locked for the life of the process. The next process continues behind the last
+complete frame. It never writes into a file that is not a recording.
 """
 
 import os

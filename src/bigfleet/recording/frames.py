@@ -1,9 +1,9 @@
 """Encodes a recording as a header line and frames, each with a checksum.
 
-docs/adr/0134-a-recording-is-what-the-engine-saw.md. A head begins a segment; the cycles of a segment are one stream of
-zlib, flushed after each, so that every cycle is packed with the help of those before. A frame that the end of the file
-cuts off is what a killed process leaves; a frame whose sums are wrong is damage. Nothing here may guess at a frame that
-is not whole.
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. A head begins a segment. The cycles of a segment are one stream of
+zlib, flushed after each, so that every cycle is compressed with the context of those before. A frame that the end of
+the file cuts off is what a killed process leaves; a frame with a wrong checksum is damage. An incomplete frame is never
+interpreted.
 """
 
 import struct

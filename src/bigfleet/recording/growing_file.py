@@ -1,7 +1,7 @@
-"""Writes a locked file that grows by whole writes and keeps four older ones.
+"""Writes a locked file that grows by complete writes and keeps four older ones.
 
-What the audit log (`bigfleet.shard.audit.log_file`) and the recording (`bigfleet.recording.file`) do alike. Nothing
-here may know what is written, or take anything back but what a full disk took of an unfinished write.
+It is shared by the audit log (`bigfleet.shard.audit.log_file`) and the recording (`bigfleet.recording.file`). It does
+not know the content, and removes nothing except the part of a write that a full disk cut off.
 """
 
 import errno
@@ -50,7 +50,7 @@ def open_locked(path: Path, *, takes_devices: bool = False) -> int:
         if stat.S_ISREG(mode):
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         elif not (takes_devices and stat.S_ISCHR(mode)):
-            raise OSError(0, "is neither a file nor a device" if takes_devices else "is no file")
+            raise OSError(0, "is neither a file nor a device" if takes_devices else "is not a file")
     except BlockingIOError as error:
         os.close(opened)
         raise OSError(error.errno, "another process writes it") from error

@@ -1,6 +1,6 @@
 """Passes the input and the answer of each decision to a recorder (docs/adr/0134).
 
-References to immutable values, so it costs a cycle nothing. Nothing here may look at them.
+It passes references to immutable values, so the cost to a cycle is negligible. Nothing here may read them.
 """
 
 from collections.abc import Awaitable, Sequence

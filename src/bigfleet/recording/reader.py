@@ -1,8 +1,8 @@
 """Reads a recording: every cycle with the machines, the demand and the options that it was decided on.
 
 docs/adr/0134-a-recording-is-what-the-engine-saw.md. What is read equals what the engine was given: the same rows in the
-same columns, the same numbers for what repeats, the same listing. Reading begins at the beginning of any file. Nothing
-here may decide, or go on behind a record that is not whole.
+same columns, the same numbers for repeated values, the same listing. Reading begins at the beginning of any file. It
+stops at an incomplete record, and never decides.
 """
 
 from collections.abc import Iterator

@@ -1,10 +1,9 @@
-"""Records what each cycle of a shard decided on and came to, off its loop (docs/adr/0134).
+"""Records the input and the decision of each cycle of a shard, off its loop (docs/adr/0134).
 
-`Recorder.take` hands over references to immutable values; a task has them written in a thread. When cycles
-come faster than they can be written some are left out, and the next one says how many. A disk that refuses a write
-pauses the recording; it resumes by itself in a new file, whose first record says how many cycles are missing. A defect
-of the recorder ends it. Nothing here may hold up a cycle, change what it decides, or see what a provider or an operator
-is sent.
+`Recorder.take` passes references to immutable values to a task, which writes them in a thread. If cycles come faster
+than they can be written, some are left out and the next one has their number. If a write fails, the recording pauses
+and resumes by itself in a new file, whose first record has the number of missing cycles. A defect of the recorder ends
+the recording. Nothing here may delay a cycle, change its decision, or see what a provider or an operator is sent.
 """
 
 import asyncio

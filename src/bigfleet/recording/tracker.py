@@ -1,8 +1,8 @@
 """Computes how the input of each decision differs from that of the one before (docs/adr/0134).
 
-It keeps its own copy of the columns, 25 bytes a machine, and references to the rows of demand; so it may look at a view
-while the loop goes on, and a view is free as soon as it was looked at. After `begin_anew` everything differs. A cycle
-that was left out costs nothing but itself. Nothing here may change what it looks at.
+It has its own copy of the columns, 25 bytes a machine, and references to the rows of demand. So it may read a view
+while the loop continues, and needs the view only once. After `begin_anew` everything differs. A cycle that was left out
+costs nothing but itself. Nothing here may change what it reads.
 """
 
 from collections.abc import Sequence

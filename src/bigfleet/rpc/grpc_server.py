@@ -1,7 +1,7 @@
 """Runs a gRPC server as all BigFleet processes do: limits, keepalive, TLS, health, reflection.
 
-docs/spec/wire.md §2 and §3. It knows no service of ours; the caller adds them. With TLS every RPC stands behind the
-gate of `bigfleet.rpc.security.identity`. Nothing here decides anything.
+docs/spec/wire.md §2 and §3. The caller adds the services. With TLS, `bigfleet.rpc.security.identity` checks every RPC.
+Nothing here decides anything.
 """
 
 import socket

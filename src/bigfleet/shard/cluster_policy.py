@@ -55,7 +55,7 @@ class PolicyFault(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolicy:
-    """What the file says of a cluster or a pattern; None leaves a setting to the next entry that applies."""
+    """The settings of a cluster or a pattern; None leaves a setting to the next entry that applies."""
 
     scheduler: SchedulerOrder | None = None
     #: Percent; 0 is no limit.
@@ -210,13 +210,15 @@ def read_policies(path: Path) -> ClusterPolicies:
     try:
         root = compose_yaml(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise PolicyFault(f"{path}: is no UTF-8 at byte {error.start}; save it as UTF-8") from error
+        raise PolicyFault(f"{path}: is not UTF-8 at byte {error.start}; save it as UTF-8") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = 1 if mark is None else mark.line + 1
-        raise PolicyFault(f"{path}:{line}: is no YAML: {error.problem or error.context}; correct this line") from error
+        raise PolicyFault(f"{path}:{line}: is not YAML: {error.problem or error.context}; correct this line") from error
     except (yaml.YAMLError, NestingError, RecursionError) as error:
-        raise PolicyFault(f"{path}: is no YAML: {' '.join(str(error).split())}; write a mapping `clusters:`") from error
+        raise PolicyFault(
+            f"{path}: is not YAML: {' '.join(str(error).split())}; write a mapping `clusters:`"
+        ) from error
     return ClusterPolicies() if root is None else _Reader(path).policies(root)
 
 

@@ -278,7 +278,7 @@ class ShardMetrics:
 
 
 class _InventoryCollector(Collector):
-    """Counts machines when somebody asks, instead of at every transition."""
+    """Counts machines at each scrape, instead of at every transition."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._inventory = inventory

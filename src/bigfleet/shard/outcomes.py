@@ -1,6 +1,6 @@
 """Defines how an action can end, and the record of one action from decision to end.
 
-docs/spec/shard.md §9.7. Outcomes are distinguished by the type of what happened, never by message text.
+docs/spec/shard.md §9.7. An outcome follows from the type of the answer or error, never from message text.
 """
 
 from dataclasses import dataclass

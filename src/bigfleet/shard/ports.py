@@ -1,7 +1,7 @@
 """Defines the interfaces that a shard needs: the capacity provider and fence tokens.
 
-gRPC stands behind these in production, values in tests and the simulation. How a provider can say no is a closed list
-(docs/spec/shard.md §9.6), distinguished by type and never by message text.
+Production implements them with gRPC; tests and the simulation use plain values. The kinds of a provider's refusal are a
+closed list (docs/spec/shard.md §9.6), distinguished by type and never by message text.
 """
 
 from array import array

@@ -98,7 +98,7 @@ def limit_actions(actions: Sequence[Action], actions_max: int) -> tuple[tuple[Ac
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """What is left of a decision's actions; the rest is counted by what became of it."""
+    """The actions of a decision that the limits admit, and counts of the others by reason."""
 
     #: In the order that was decided.
     actions: tuple[Action, ...]
@@ -173,7 +173,7 @@ def row_served_by(action: Action) -> RowKey | None:
 
 
 class QuarantineVerdict(Enum):
-    """What the quarantine says of one roll-up."""
+    """The result of the quarantine for one roll-up."""
 
     ACCEPT = "accept"
     HOLD_1 = "hold-1"

@@ -1,8 +1,8 @@
-"""Defines what the invariants observe: events as they happen, and what is known of the run so far.
+"""Defines the input of the invariants: events as they happen, and what is known of the run so far.
 
-An invariant (`bigfleet.sim.checkers.invariants`) is a function of one event and of these observations, and gives a
-sentence for each breach. They are written by the watch alone, from disks and wires and never from the memory of what it
-judges, unless an event says whose memory it shows. They must never change what is watched.
+An invariant (`bigfleet.sim.checkers.invariants`) is a function of one event and of these observations, and yields a
+sentence for each violation. Observations come from disks and wires, never from the memory of the code under test,
+unless an event says so. They must never change the world.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Generates the world of a seed: its size, its faults, what its clusters want.
+"""Generates the world of a seed: its size, its faults, the demand of its clusters.
 
-Swarm testing: each seed draws which faults are on, not only how often, so that one fault does not always hide behind
-another (docs/spec/simulation.md). A plan is a value that can be written down, made smaller
-(`bigfleet.sim.world.shrink`) and run again. Equal seeds must give equal plans.
+Swarm testing: each seed draws which faults are on, not only how often, so that one fault does not always hide another
+(docs/spec/simulation.md). A plan is a value that can be stored, reduced (`bigfleet.sim.world.shrink`) and run again.
+Equal seeds must give equal plans.
 """
 
 from typing import Final

@@ -124,7 +124,7 @@ def test_sessions_are_listed_by_cluster(fleet: LiveFleet) -> None:
     assert (blue["rollupHeld"], blue["outboxFrames"], blue["outboxDropped"], blue["capabilities"]) == (False, 0, 0, [])
     assert fleet.records("get", "sessions", "-c", "green") == [green]
     assert (stranger.returncode, stranger.stdout) == (1, "")
-    assert "has no session of cluster 'purple' and does not miss one" in stranger.stderr
+    assert "has no session of cluster 'purple' and expects none" in stranger.stderr
 
 
 def test_sessions_are_counted(fleet: LiveFleet) -> None:
@@ -164,17 +164,17 @@ def test_an_unknown_cluster_is_not_an_empty_one(fleet: LiveFleet, what: str) -> 
         (("machines", "--interval", "3s"), "--interval needs --watch; add --watch"),
         (("machines", "-w", "--interval", "0s"), "--interval: '0s' must be longer than zero"),
         (("machines", "-o", "xml"), "--output: 'xml' is unknown; choose one of table, json, yaml"),
-        (("machines", "--addr", "shard"), "--addr: 'shard' is no address"),
-        (("machines", "--addr", "h:" + "9" * 5_000), "is no address; write HOST:PORT"),
+        (("machines", "--addr", "shard"), "--addr: 'shard' is not an address"),
+        (("machines", "--addr", "h:" + "9" * 5_000), "is not an address; write HOST:PORT"),
         (("machines", "--addr", "shard:0"), "has port 0"),
         (("machines", "--tls-cert", "a.pem"), "--tls-key and --tls-ca missing"),
         (("needs", "--limit", "-1"), "--limit"),
         (("actions", "--kind", "nap"), "--kind: 'nap' is unknown; choose from Bootstrap"),
         (("actions", "--outcome", "fine"), "--outcome: 'fine' is unknown; choose from success"),
-        (("actions", "--since", "soon"), "--since: 'soon' is no duration"),
-        (("sessions", "--totals", "--metrics-addr", "8780"), "--metrics-addr: '8780' is no address"),
+        (("actions", "--since", "soon"), "--since: 'soon' is not a duration"),
+        (("sessions", "--totals", "--metrics-addr", "8780"), "--metrics-addr: '8780' is not an address"),
         (("sessions", "--metrics-addr", "127.0.0.1:8780"), "--metrics-addr needs --totals; add --totals"),
-        (("sessions", "--totals", "-c", "blue"), "--totals counts the sessions of all clusters"),
+        (("sessions", "--totals", "-c", "blue"), "--totals shows totals over all clusters"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )

@@ -274,9 +274,9 @@ def test_the_price_that_an_explanation_names_turns_the_choice(files: Files) -> N
 @pytest.mark.parametrize(
     ("demand", "said"),
     [
-        ([row("web", shape("1", "1Gi", 0))], "shapes[0].count: 0 is no number of pods"),
+        ([row("web", shape("1", "1Gi", 0))], "shapes[0].count: 0 is not a number of pods"),
         ([row("web", shape("x", "1Gi", 1))], "shapes[0].resources.cpu"),
-        ([row("web", shape("1", "1Gi", 1, max_per_machine=-1))], "max_per_machine: -1 is no limit"),
+        ([row("web", shape("1", "1Gi", 1, max_per_machine=-1))], "max_per_machine: -1 is not a limit"),
         ({"rows": [], "overhead": []}, "overhead"),
         ({"rows": [row("web", shape("1", "1Gi", 1))], "overheads": [{"cluster": "", "resources": {}}]}, "overheads[0]"),
     ],

@@ -86,14 +86,14 @@ def test_a_plan_decides_on_rows_of_shapes(files: Files) -> None:
         ),
         (
             {"shapes": [WEB, {**DB, "count": 0}]},
-            "shapes[1].count: 0 is no number of pods; write 1 to 1,000,000,000",
+            "shapes[1].count: 0 is not a number of pods; write 1 to 1,000,000,000",
         ),
         (
             {"shapes": [{**WEB, "max_per_machine": -1}]},
-            "shapes[0].max_per_machine: -1 is no limit; write 1 or more pods, or 0 for no limit",
+            "shapes[0].max_per_machine: -1 is not a limit; write a number, 0 for no limit",
         ),
         ({"shapes": [{**DB, "resources": {"cpu": "-2"}}]}, "shapes[0].resources.cpu: '-2' is negative"),
-        ({"waiting": [{**DB, "count": -1}], "aggregate": {}}, "waiting[0].count: -1 is no number of pods"),
+        ({"waiting": [{**DB, "count": -1}], "aggregate": {}}, "waiting[0].count: -1 is not a number of pods"),
         ({"shapes": [{"resources": {}}]}, "Object missing required field `count` - at `$.shapes[0]`"),
         ({"shapes": [{**DB, "pods": 1}]}, "Object contains unknown field `pods` - at `$.shapes[0]`"),
         ({"shapes": [{**DB, "count": "many"}]}, "Expected `int`, got `str` - at `$.shapes[0].count`"),
@@ -171,7 +171,7 @@ def test_patches_change_pods_and_overheads(files: Files) -> None:
     ("patch", "fault"),
     [
         ({"set_need": {"id": "web", "shapes": []}}, "set_need: aggregate is missing; give the aggregate of the row"),
-        ({"set_need": {"id": "web", "shapes": [{**DB, "count": 0}]}}, "set_need: shapes[0].count: 0 is no number"),
+        ({"set_need": {"id": "web", "shapes": [{**DB, "count": 0}]}}, "set_need: shapes[0].count: 0 is not a number"),
         ({"set_need": {"id": "web"}}, "set_need: nothing is set; give priority, interruption_bucket"),
         ({"set_overheads": {"cluster": "x", "overheads": []}}, "set_overheads.cluster: the demand has no cluster 'x'"),
         (
@@ -207,7 +207,7 @@ def test_a_fleet_of_shapes_is_decided(tmp_path: Path) -> None:
     row["shapes"] = [{**DB, "count": 0}]
     source.write_text(json.dumps(fleet), encoding="utf-8")
     refused = CliRunner().invoke(app, ["engine", "decide", str(source), "--out", str(target)])
-    assert "in.jsonl line 1: a field has a wrong value (shapes[0].count: 0 is no number of pods" in str(
+    assert "in.jsonl line 1: a field has a wrong value (shapes[0].count: 0 is not a number of pods" in str(
         refused.exception
     )
 
@@ -227,5 +227,5 @@ def test_cases_of_shapes_are_checked(tmp_path: Path) -> None:
     assert result.output == "1 passed, 0 failed\n"
     (tmp_path / "shapes.yaml").write_text(case.replace("COUNT", "0"), encoding="utf-8")
     result = CliRunner().invoke(app, ["engine", "check", str(tmp_path)])
-    assert "shapes[0].count: 0 is no number of pods" in result.output
+    assert "shapes[0].count: 0 is not a number of pods" in result.output
     assert result.exit_code == 1

@@ -15,7 +15,7 @@ from tests.libvirt.providers import HOSTS
         ((), "--hosts is missing"),
         (("--hosts", "hosts.yaml", "--bootstrap", "ssh"), "--bootstrap: 'ssh' is unknown; choose reseed or agent"),
         (("--hosts", "hosts.yaml"), "--kubeconfig-dir is missing: with --bootstrap reseed only the cluster can say"),
-        (("--hosts", "hosts.yaml", "--kubeconfig-dir", "none"), "--kubeconfig-dir: none is no directory"),
+        (("--hosts", "hosts.yaml", "--kubeconfig-dir", "none"), "--kubeconfig-dir: none is not a directory"),
         (("--hosts", "none.yaml", "--bootstrap", "agent"), "--hosts {cwd}/none.yaml: No such file or directory"),
         (("--hosts", "odd.yaml", "--bootstrap", "agent"), "--hosts {cwd}/odd.yaml: hosts[0].colour: unknown key"),
         (

@@ -208,7 +208,7 @@ def test_a_shipped_set_that_does_not_fit_is_passed_over(
 
 def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("")
-    with pytest.raises(KernelBuildFault, match=r"holds thesis\.txt, which is no kernel; choose an empty directory"):
+    with pytest.raises(KernelBuildFault, match=r"holds thesis\.txt, which is not a kernel; choose an empty directory"):
         build_kernels(tmp_path)
 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "thesis.txt"]

@@ -117,7 +117,7 @@ async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_anothe
     [
         ({"coordinator.crt": "ca.key"}, "coordinator.crt: holds no PEM certificate"),
         ({"coordinator.key": "coordinator.crt"}, "coordinator.key: holds no PEM private key without a password"),
-        ({"coordinator.key": "admin.key"}, "coordinator.key: the key does not fit the certificate in"),
+        ({"coordinator.key": "admin.key"}, "coordinator.key: not the key of"),
         ({"ca.crt": "admin.key"}, "ca.crt: holds no PEM certificate"),
         ({"ca.crt": ""}, "ca.crt: No such file or directory"),
     ],

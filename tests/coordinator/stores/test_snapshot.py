@@ -90,7 +90,7 @@ def test_a_snapshot_of_another_version_is_refused_by_name(tmp_path: Path) -> Non
 def test_what_is_no_snapshot_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text("{}")
 
-    with pytest.raises(SnapshotFault, match=r"meta\.json: .*schema.*; it is no meta\.json of a snapshot"):
+    with pytest.raises(SnapshotFault, match=r"meta\.json: .*schema.*; it is not the meta\.json of a snapshot"):
         read_snapshot(tmp_path)
     with pytest.raises(SnapshotFault, match="No such file or directory; name a directory"):
         read_snapshot(tmp_path / "no" / "where")

@@ -123,7 +123,7 @@ async def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE theirs (a)")
     connection.close()
     before = path.read_bytes()
-    with pytest.raises(StoreFault, match="is no coordinator's file"):
+    with pytest.raises(StoreFault, match="is not a coordinator's file"):
         opened(path)
 
     assert path.read_bytes() == before

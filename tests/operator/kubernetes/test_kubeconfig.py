@@ -274,10 +274,13 @@ def test_a_byte_order_mark_tells_the_encoding(file: Path, encoding: str) -> None
     ("cluster", "message"),
     [
         ({"server": ""}, "server: is missing; write the URL of the API server, such as https://10.0.0.1:6443"),
-        ({"server": "api:6443"}, "server: 'api:6443' is no URL of a server; write one such as https://10.0.0.1:6443"),
+        (
+            {"server": "api:6443"},
+            "server: 'api:6443' is not a URL of a server; write one such as https://10.0.0.1:6443",
+        ),
         (
             {"server": "https://api:port"},
-            "server: 'https://api:port' is no URL of a server; write one such as https://10.0.0.1:6443",
+            "server: 'https://api:port' is not a URL of a server; write one such as https://10.0.0.1:6443",
         ),
         ({"server": "https://me:secret@api"}, f"server: holds a user name; {PASSWORDS}"),
         ({"certificate-authority-data": "%"}, "certificate-authority-data: is not base64; copy it again"),

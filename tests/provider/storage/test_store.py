@@ -167,7 +167,7 @@ def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE theirs (x)")
-    with pytest.raises(StartRefused, match="no provider state"):
+    with pytest.raises(StartRefused, match="not a provider's state file"):
         SqliteProviderStore(path).load(INCARNATION)
 
 

@@ -113,11 +113,11 @@ def test_a_pipe_in_place_of_a_file_holds_nothing_up(which: str, tmp_path: Path) 
     path.unlink()
     os.mkfifo(path)
     assert files.current() == pair
-    with pytest.raises(TlsFault, match="is no file"):
+    with pytest.raises(TlsFault, match="is not a file"):
         TlsFiles(paths)
     path.unlink()
     path.symlink_to("/dev/zero")
-    with pytest.raises(TlsFault, match="is no file"):
+    with pytest.raises(TlsFault, match="is not a file"):
         TlsFiles(paths)
     path.unlink()
     path.write_bytes(bytes(FILE_BYTES_MAX + 1))

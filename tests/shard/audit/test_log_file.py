@@ -145,7 +145,7 @@ def test_a_file_that_is_no_audit_log_is_refused_and_kept(path: Path, content: by
     """A path that was mistyped must not cost the file behind it."""
     path.write_bytes(content)
     with pytest.raises(
-        AuditFileFault, match="is no record of an audit log; move the file away to continue in a new one"
+        AuditFileFault, match="is not a record of an audit log; move the file away to continue in a new one"
     ):
         AuditFile(path, size_bytes_max=SIZE_BYTES_MAX)
 

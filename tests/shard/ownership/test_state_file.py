@@ -139,7 +139,7 @@ def test_a_file_that_is_not_this_shards_is_refused(tmp_path: Path, change: str, 
     epoch_of(tmp_path)
     if change.startswith("DROP"):
         execute(tmp_path, "CREATE TABLE customers (name TEXT)")
-        finding = "is no state file of a shard, it holds 'customers'; move it away"
+        finding = "is not a state file of a shard, it holds 'customers'; move it away"
     execute(tmp_path, change)
     before = (tmp_path / FILE_NAME).read_bytes()
 

@@ -1,7 +1,7 @@
 """Defines `bigfleet admin`: one call each to the coordinator's leader (docs/spec/wire.md §10).
 
-Exit 0 when it was done, or was so already; 1 when the coordinator cannot be reached or refuses, 2 for a wrong call.
-Nothing here asks back: what cannot be undone wants its own flag.
+Exit 0 if the change was made or was already in force; 1 if the coordinator cannot be reached or rejects it; 2 for a
+wrong call. No command prompts: a change that cannot be undone needs a flag of its own.
 """
 
 from typing import TYPE_CHECKING, Annotated, Final
@@ -30,7 +30,8 @@ _Domain = Annotated[
 ]
 _Shard = Annotated[str, typer.Argument(metavar="SHARD", help="Id of a registered shard.")]
 _Force = Annotated[
-    bool, typer.Option("--force", help="Remove it although it may be alive. Make sure that its process has ended.")
+    bool,
+    typer.Option("--force", help="Remove a shard that may still run. Make sure that its process has ended."),
 ]
 _Slots = Annotated[
     list[str] | None, typer.Argument(metavar="SHARD=SLOTS", help="Slots per shard; without any the quota is deleted.")
@@ -101,7 +102,7 @@ def bind_cluster(
 def set_quota(
     calling: AskingCoordinator,
     provider: Annotated[str, typer.Argument(metavar="PROVIDER", help="Name of a provider.")],
-    region: Annotated[str, typer.Argument(metavar="REGION", help="One of its regions.")],
+    region: Annotated[str, typer.Argument(metavar="REGION", help="Region of the provider.")],
     slots: _Slots = None,
 ) -> None:
     """Set the quotas of a provider in a region; shards that are not named get none."""

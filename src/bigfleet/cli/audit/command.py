@@ -1,7 +1,7 @@
-"""Defines `bigfleet audit verify FILE...`: reports whether an audit log is complete, and what is wrong where.
+"""Defines `bigfleet audit verify FILE...`: reports whether an audit log is complete, and lists its faults.
 
-docs/spec/shard.md §13. Exit 0 for a whole log, 1 for one that is not, 2 for a wrong call or a file that cannot be read.
-It must never write to a log.
+docs/spec/shard.md §13. Exit 0 for a complete log, 1 for a damaged one, 2 for a wrong call or a file that cannot be
+read. It never writes to a log.
 """
 
 from collections.abc import Iterator, Sequence
@@ -85,7 +85,9 @@ def _read_anchor(text: str) -> "AuditHead":
 def _open(path: Path) -> IO[bytes]:
     try:
         if not path.is_file():
-            raise UsageFault(f"{path}: {'is no file' if path.exists() else 'does not exist'}; name a file of the log")
+            raise UsageFault(
+                f"{path}: {'is not a file' if path.exists() else 'does not exist'}; name a file of the log"
+            )
         return path.open("rb")
     except OSError as error:
         raise UsageFault(f"{path}: {error.strerror}; name a file that can be read") from error

@@ -1,4 +1,4 @@
-"""Implements `bigfleet certs`: makes certificates to try mutual TLS with.
+"""Implements `bigfleet certs`: creates certificates to try mutual TLS.
 
 Nothing here serves or checks an identity; that is `bigfleet.rpc.security.identity`.
 """

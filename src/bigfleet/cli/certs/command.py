@@ -1,7 +1,7 @@
-"""Defines `bigfleet certs dev`: an authority and certificates for every role, to try mutual TLS with.
+"""Defines `bigfleet certs dev`: creates an authority and certificates for every role, to try mutual TLS.
 
-docs/tls.md. Exit 2 for a wrong call and for a directory that cannot be used, 1 when a file cannot be written, else 0.
-The authority's key lies beside the certificates: nothing that this makes may guard machines that matter.
+docs/tls.md. Exit 2 for a wrong call and for a directory that cannot be used, 1 if a file cannot be written, else 0. The
+authority's key is stored beside the certificates: these certificates are not for production.
 """
 
 import ipaddress

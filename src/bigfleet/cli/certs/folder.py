@@ -1,7 +1,7 @@
-"""Keeps the directory of a development authority: checks what is there, makes what is missing.
+"""Manages the directory of a development authority: checks existing files and creates missing ones.
 
-Each holder has `NAME.crt` and `NAME.key`; keys are readable by their owner alone, and a file appears whole or not at
-all. Nothing here overwrites a file unless everything is to be made again.
+Each identity has `NAME.crt` and `NAME.key`. Only the owner can read a key. Files are written atomically. An existing
+file is overwritten only with --force, which replaces all of them.
 """
 
 import os
@@ -46,7 +46,7 @@ class CertificateFolder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageFault(f"{path}: {error.strerror}") from error
+            raise UsageFault(f"{path}: {error.strerror}; choose a directory that can be written") from error
         self._authority = self._open_authority()
 
     @property
@@ -104,7 +104,7 @@ class CertificateFolder:
         certificate, key = self._files(name)
         if certificate.exists() != key.exists():
             here, gone = (certificate, key) if certificate.exists() else (key, certificate)
-            raise UsageFault(f"{here} is there and {gone} is not; remove it too, or {_FORCE_ADVICE}")
+            raise UsageFault(f"{here} exists and {gone} does not; remove {here}, or {_FORCE_ADVICE}")
         return certificate.exists()
 
     def _files(self, name: str) -> tuple[Path, Path]:
@@ -136,4 +136,4 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
             beside.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RunFault(f"{path}: {error.strerror}") from error
+        raise RunFault(f"{path}: {error.strerror}; choose a directory that can be written") from error

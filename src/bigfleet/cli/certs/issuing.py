@@ -1,7 +1,7 @@
 """Issues certificates of a development authority: ECDSA P-256, one `bigfleet://` URI for each role.
 
-docs/spec/wire.md §3. A certificate can do what its holder needs and no more: only shards and providers carry host names
-and may act as servers, because the host name is all that a client checks of a server. Nothing here touches a file.
+docs/spec/wire.md §3. Only certificates of shards and providers have host names and may be used by servers, because a
+client checks nothing of a server but the host name. Nothing here touches a file.
 """
 
 import ipaddress

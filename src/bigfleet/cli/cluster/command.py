@@ -1,7 +1,7 @@
 """Defines `bigfleet cluster`: one call each to a shard (docs/spec/wire.md §12).
 
-Exit 0 when it was done or shown, 1 when the shard cannot be reached or refuses, 2 for a wrong call. No command prompts:
-`retire` changes nothing without --confirm.
+Exit 0 if the change was made or shown, 1 if the shard cannot be reached or rejects it, 2 for a wrong call. No command
+prompts: `retire` changes nothing without --confirm.
 """
 
 from collections.abc import Iterator

@@ -178,7 +178,7 @@ def _free_port() -> int:
 
 
 class CommandSites:
-    """The provider of each lane, as the command line says."""
+    """The provider of each lane, as the flags define it."""
 
     def __init__(self, settings: ConformanceSettings, clock: Clock) -> None:
         self._settings = settings

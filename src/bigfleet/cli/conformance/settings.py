@@ -83,7 +83,7 @@ def parse_target(text: str | None) -> str | None:
     if text is not None:
         host, port = parse_address(text, "--target")
         if not text.rpartition(":")[0] or not host or port == 0:
-            raise UsageFault(f"--target: {text!r} names no provider; write HOST:PORT")
+            raise UsageFault(f"--target: {text!r} cannot be dialled; write HOST:PORT with a port above 0")
     return text
 
 

@@ -1,4 +1,4 @@
 """Implements `bigfleet coordinator`: one replica of the coordinator as a process (docs/spec/coordinator.md §1).
 
-`command` has the flags, `store_url` opens the store, `process` puts the parts together.
+`command` defines the flags, `store_url` opens the store, `process` builds and runs the replica.
 """

@@ -1,7 +1,7 @@
-"""Defines `bigfleet coordinator`: its flags, checked one by one, and what they mean to the process.
+"""Defines the flags of `bigfleet coordinator`, checks them, and converts them to the settings of the process.
 
-docs/spec/coordinator.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean
-stop. The process itself is put together in `bigfleet.cli.coordinator.process`.
+docs/spec/coordinator.md §1. Exit 2 for a wrong call, 1 if the process cannot start or fails while it runs, 0 after a
+clean stop. `bigfleet.cli.coordinator.process` builds and runs the process.
 """
 
 import socket
@@ -112,9 +112,7 @@ _ExportInterval = Annotated[
     str, typer.Option(metavar="DURATION", help="Time between snapshots, if the tables changed.")
 ]
 _ExportKeep = Annotated[int, typer.Option(min=1, metavar="N", help="Number of snapshots to retain.")]
-_LogLevel = Annotated[
-    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
-]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Minimum log level: debug, info, warning or error.")]
 
 
 class CoordinatorCommand(SwitchCommand):
@@ -144,7 +142,7 @@ class CoordinatorCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorFlags:
-    """Everything that the command line may say of a replica, as it was written."""
+    """The flags of a replica as given on the command line, not yet checked."""
 
     id: _Id = ""
     listen: _Listen = ":7790"
@@ -176,7 +174,7 @@ class CoordinatorFlags:
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
-        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        """Check the values that Typer does not check. Raises UsageFault naming the flag."""
         fault = identifier_fault(self._name)
         if fault:
             raise UsageFault(f"--id {fault}")
@@ -218,7 +216,7 @@ class CoordinatorFlags:
         )
 
     def place(self) -> "CoordinatorPlace":
-        """Return who the replica is and where everything is. Raises UsageFault naming the flag."""
+        """Return the settings of the replica. Raises UsageFault naming the flag."""
         from bigfleet.cli.coordinator.process import CoordinatorPlace
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
         from bigfleet.coordinator.stores.protocol import LeaderInfo

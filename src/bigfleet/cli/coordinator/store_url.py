@@ -1,7 +1,6 @@
 """Parses `--store`: etcd endpoints with a prefix, or a SQLite file (docs/spec/coordinator.md §1).
 
-Each mistake is a UsageFault that names the flag. Opening a SQLite file takes its lock; etcd is not asked for anything
-yet.
+Each mistake is a UsageFault that names the flag. A SQLite file is opened and locked here; etcd is not called yet.
 """
 
 import re

@@ -99,7 +99,7 @@ def read_case_file(path: Path) -> list[Case]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise CaseFileFault(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(entries, list) or not entries:
-        raise CaseFileFault(f"{path}: a list of cases is expected")
+        raise CaseFileFault(f"{path}: not a list of cases; write a YAML list or one JSON object a line")
     if len(entries) > CASES_MAX:
         raise CaseFileFault(f"{path}: {len(entries)} cases, at most {CASES_MAX} are read")
     for number, entry in enumerate(entries):

@@ -100,10 +100,10 @@ def _shapes(entries: Sequence[ShapeEntry], field: str) -> tuple[DemandShape, ...
         place = f"{field}[{number}]"
         resources = _vector(entry.resources, f"{place}.resources")
         if not 1 <= entry.count <= COUNT_MAX:
-            raise ShapeFault(f"{place}.count: {entry.count} is no number of pods; write 1 to {COUNT_MAX:,}")
+            raise ShapeFault(f"{place}.count: {entry.count} is not a number of pods; write 1 to {COUNT_MAX:,}")
         if not 0 <= entry.max_per_machine <= LIMIT_MAX:
             raise ShapeFault(
-                f"{place}.max_per_machine: {entry.max_per_machine} is no limit; write 1 or more pods, or 0 for no limit"
+                f"{place}.max_per_machine: {entry.max_per_machine} is not a limit; write a number, 0 for no limit"
             )
         found.append(DemandShape(resources, entry.count, entry.max_per_machine))
     return canonical_shapes(found)

@@ -1,7 +1,7 @@
-"""Defines `bigfleet explain`: its flags, and how a name becomes the row or machine that is meant.
+"""Defines `bigfleet explain`: finds the row or machine that a name means, and asks the shard for the explanation.
 
-Exit 0 when the shard explained it, 1 when it cannot be reached or knows no such row or machine, 2 for a wrong call. An
-explanation costs the shard seconds off its loop at most, however large its fleet, and changes nothing.
+Exit 0 if the shard explained it, 1 if the shard cannot be reached or knows no such row or machine, 2 for a wrong call.
+An explanation is computed off the shard's loop, takes seconds at most for any size of fleet, and changes nothing.
 """
 
 import sys
@@ -49,8 +49,8 @@ def need(
 ) -> None:
     """Explain what a row of demand received."""
     from bigfleet.cli.explain.page import show_need
+    from bigfleet.cli.get.flag_values import cluster_id
     from bigfleet.cli.get.records import event_record, need_record, time_text
-    from bigfleet.cli.get.wanted import cluster_id
 
     if not (cluster and need_id):
         raise UsageFault("CLUSTER and NEED must not be empty; bigfleet get needs lists the rows")
@@ -99,9 +99,9 @@ def _explain(
     import msgspec
     import yaml
 
+    from bigfleet.cli.get.flag_values import output_form
     from bigfleet.cli.get.output import quiet_when_unread
     from bigfleet.cli.get.sources import connected
-    from bigfleet.cli.get.wanted import output_form
     from bigfleet.cli.runtime.console import output_console
     from bigfleet.cli.runtime.early_end import ended_by_interrupt
 

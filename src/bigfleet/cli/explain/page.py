@@ -1,4 +1,4 @@
-"""Shows an explanation to a person: what it is about, then sentence by sentence what led to it, then what was done.
+"""Formats an explanation for a terminal: its subject, the sentences that led to the decision, and the decision.
 
 The sentences are the shard's own (docs/spec/shard.md §12). Nothing here adds a reason.
 """
@@ -49,7 +49,7 @@ def show_need(console: Console, explained: Record) -> None:
 
 
 def show_machine(console: Console, explained: Record) -> None:
-    """Print why a machine serves whom it serves, and what was done with it."""
+    """Print why a machine serves its cluster, and which action was decided."""
     machine = explained["machine"]
     flags = [name for name in ("joined", "unjoined", "stuck", "held") if machine[name]]
     price = NOTHING if machine["priceUsdPerHour"] is None else f"${machine['priceUsdPerHour']:.4g}/h"

@@ -1,8 +1,7 @@
 """Shares flags between commands: each is written once, as the field of a frozen dataclass.
 
-`taking` gives a command the flags of such a group beside its own; the command gets one object of the group, which
-checks and reads them. Typer reads flags off a signature, so a signature is what is made here. Nothing here parses
-anything.
+`taking` adds the flags of such a group to a command. The command gets one object of the group, which checks and reads
+them. Typer reads flags off a signature, so this module builds a signature. Nothing here parses anything.
 """
 
 import inspect

@@ -1,7 +1,7 @@
 """Loads the module of a subcommand when the subcommand is called.
 
-A command line runs one command. Importing the modules of all of them, and building their parsers, took longer than most
-commands do. This module must never import a command.
+A command line runs one command. Importing the modules of all commands and building their parsers took longer than most
+commands run. This module must never import a command.
 """
 
 from collections.abc import Iterator, Mapping

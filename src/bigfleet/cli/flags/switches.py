@@ -1,6 +1,6 @@
 """Parses switches: `--name`, `--name=true` and `--name=false` (docs/spec/provider.md §19).
 
-Click knows `--name/--no-name` only. A switch never takes the next token.
+Click supports `--name/--no-name` only. A switch never consumes the next token.
 """
 
 from collections.abc import Iterable

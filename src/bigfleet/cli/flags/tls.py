@@ -35,7 +35,7 @@ TlsCa = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate au
 def read_tls(
     certificate: Path | None, key: Path | None, authority: Path | None, *, bearer: "PeerIdentity | None" = None
 ) -> "TlsFiles | None":
-    """Return what the three flags name, None for plain text when none is given.
+    """Return the TLS files of the three flags, None for plain text if none is given.
 
     `bearer` is the identity that the certificate must name. Raises UsageFault for one or two flags and for wrong files.
     """

@@ -22,7 +22,7 @@ def parse_duration_seconds(text: str, flag: str) -> float:
     """Return the seconds of `2s`, `1m30s`, `500ms` or bare seconds. Raises UsageFault naming the flag."""
     seconds = duration_seconds(text)
     if seconds is None:
-        raise UsageFault(f"{flag}: {text!r} is no duration; write 2s, 1m30s, 500ms or a number of seconds")
+        raise UsageFault(f"{flag}: {text!r} is not a duration; write 2s, 1m30s, 500ms or a number of seconds")
     return seconds
 
 
@@ -49,7 +49,7 @@ def parse_size_bytes(text: str, flag: str) -> int:
     found = re.fullmatch(r"([0-9]{1,15})(B|KiB|MiB|GiB)?", text)
     size_bytes = int(found[1]) * _BYTES[found[2] or "B"] if found else 0
     if size_bytes < 1:
-        raise UsageFault(f"{flag}: {text!r} is no size; write 256MiB, 1GiB or a number of bytes above zero")
+        raise UsageFault(f"{flag}: {text!r} is not a size; write 256MiB, 1GiB or a number of bytes above zero")
     return size_bytes
 
 
@@ -58,7 +58,9 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     host, colon, port_text = text.rpartition(":")
     # Five digits at most: Python refuses to read a number of thousands of them at all.
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port_text) or int(port_text) > _PORT_MAX:
-        raise UsageFault(f"{flag}: {text!r} is no address; write HOST:PORT or :PORT with a port from 0 to {_PORT_MAX}")
+        raise UsageFault(
+            f"{flag}: {text!r} is not an address; write HOST:PORT or :PORT with a port from 0 to {_PORT_MAX}"
+        )
     return host.strip("[]") or "0.0.0.0", int(port_text)  # noqa: S104 - what `:PORT` means
 
 
@@ -67,7 +69,7 @@ def check_dialable(text: str, flag: str) -> str:
     host, port = parse_address(text, flag)
     # A URL, which is what people try first, would be taken for the name of a host that does not exist.
     if text.startswith(":") or "/" in host or identifier_fault(host) is not None or not port:
-        raise UsageFault(f"{flag}: {text!r} is nothing that can be dialled; write HOST:PORT with a port above 0")
+        raise UsageFault(f"{flag}: {text!r} cannot be dialled; write HOST:PORT with a port above 0")
     return text
 
 

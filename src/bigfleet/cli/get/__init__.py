@@ -1,5 +1,5 @@
-"""Implements `bigfleet get`: what a live shard knows, as tables, JSON or YAML.
+"""Implements `bigfleet get`: prints what a live shard knows, as tables, JSON or YAML.
 
-`command` has the flags, `wanted` checks their values, `sources` asks the shard, `records` says what a JSON object
-holds, `columns` what a table shows, `output` writes either and `watching` does it again and again.
+`command` defines the flags, `flag_values` checks their values, `sources` calls the shard, `records` defines the fields
+of a JSON object, `columns` the columns of a table, `output` writes both, and `watching` repeats the query.
 """

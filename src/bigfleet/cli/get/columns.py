@@ -1,7 +1,7 @@
-"""Says what a person is shown of each record: the columns of every table of `bigfleet get`, and which go first.
+"""Defines the columns of every table of `bigfleet get`, and which of them are dropped first on a narrow terminal.
 
-A column's rank says how soon it makes room on a narrow terminal; rank 0 never does. Cells are text without anything
-that a terminal could take for an order, whatever a provider wrote into an error. Nothing here asks a shard.
+A column's rank says how soon it is dropped; rank 0 never is. Cells have no control characters, because error texts come
+from providers. Nothing here calls a shard.
 """
 
 from collections.abc import Callable, Mapping, Sequence

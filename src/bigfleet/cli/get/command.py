@@ -1,7 +1,7 @@
-"""Defines `bigfleet get`: its flags, and the question that each makes to the shard (docs/operating.md).
+"""Defines `bigfleet get`: its flags, and the call to the shard for each subcommand (docs/operating.md).
 
-Exit 0 when the shard answered, 1 when it cannot be reached, refuses or is not ready, 2 for a wrong call. Nothing here
-changes a shard.
+Exit 0 if the shard answered, 1 if it cannot be reached, rejects the call or is not ready, 2 for a wrong call. Nothing
+here changes a shard.
 """
 
 import os
@@ -83,17 +83,19 @@ def machines(
     flag: _Flags = None,
 ) -> None:
     """List machines, by id."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
     from bigfleet.rpc.wire.convert_machine import state_to_wire
     from bigfleet.rpc.wire.gen import provider_pb2, shardread_pb2
 
     request = shardread_pb2.ListMachinesRequest(
-        cluster_id=wanted.cluster_id(cluster),
+        cluster_id=flag_values.cluster_id(cluster),
         instance_type=type_,
         zone=zone,
-        states=[state_to_wire(one) for one in wanted.machine_states(state or ())],
-        capacity_types=[provider_pb2.CapacityType.ValueType(one) for one in wanted.capacity_types(capacity_type or ())],
-        flags=wanted.machine_flags(flag or ()),
+        states=[state_to_wire(one) for one in flag_values.machine_states(state or ())],
+        capacity_types=[
+            provider_pb2.CapacityType.ValueType(one) for one in flag_values.capacity_types(capacity_type or ())
+        ],
+        flags=flag_values.machine_flags(flag or ()),
     )
     _show_shard(sources.machines(request), columns.MACHINES, "machine", looking)
 
@@ -106,9 +108,9 @@ def needs(
     limit: _Limit = 0,
 ) -> None:
     """List rows of demand and their supply after the last cycle, highest priority first."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
 
-    source = sources.needs(wanted.cluster_id(cluster), limit)
+    source = sources.needs(flag_values.cluster_id(cluster), limit)
     _show_shard(source, columns.NEEDS, "need", looking)
 
 
@@ -120,9 +122,9 @@ def shortfalls(
     limit: _Limit = 0,
 ) -> None:
     """List rows of demand that neither machines nor running drains cover, highest priority first."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
 
-    source = sources.shortfalls(wanted.cluster_id(cluster), limit)
+    source = sources.shortfalls(flag_values.cluster_id(cluster), limit)
     _show_shard(source, columns.SHORTFALLS, "shortfall", looking)
 
 
@@ -133,9 +135,9 @@ def clusters(
     cluster: _Cluster = "",
 ) -> None:
     """Show demand, shortfall, machines and cost of each cluster."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
 
-    source = sources.clusters(wanted.cluster_id(cluster))
+    source = sources.clusters(flag_values.cluster_id(cluster))
     _show_shard(source, columns.CLUSTERS, "cluster", looking)
 
 
@@ -151,12 +153,12 @@ def actions(
     limit: _ActionLimit = 0,
 ) -> None:
     """List actions, newest first."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
     from bigfleet.rpc.wire.gen import shardread_pb2
 
     since_seconds = parse_positive_duration_seconds(since, "--since") if since else 0.0
-    chosen = {"kinds": wanted.action_kinds(kind or ()), "outcomes": wanted.outcomes(outcome or ())}
-    cluster_id = wanted.cluster_id(cluster)
+    chosen = {"kinds": flag_values.action_kinds(kind or ()), "outcomes": flag_values.outcomes(outcome or ())}
+    cluster_id = flag_values.cluster_id(cluster)
 
     def source(reader: "ShardReader") -> "Iterator[Record]":
         # At each look: "the last 15 minutes" moves on.
@@ -181,19 +183,19 @@ def sessions(
     metrics_addr: _MetricsAddr = None,
 ) -> None:
     """List connected and missing operators, by cluster."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
     from bigfleet.cli.get.session_figures import session_records
 
     if not totals:
         if metrics_addr is not None:
             raise UsageFault("--metrics-addr needs --totals; add --totals")
-        _show_shard(sources.sessions(wanted.cluster_id(cluster)), columns.SESSIONS, "session", looking)
+        _show_shard(sources.sessions(flag_values.cluster_id(cluster)), columns.SESSIONS, "session", looking)
         return
     if cluster:
-        raise UsageFault("--totals counts the sessions of all clusters; leave --cluster out")
+        raise UsageFault("--totals shows totals over all clusters; leave --cluster out")
     # Not through the option: in the environment it may stand for other calls than this one.
     text = metrics_addr or os.environ.get(METRICS_ADDRESS_VARIABLE) or METRICS_ADDRESS
-    address = wanted.dialled(text, "--metrics-addr")
+    address = flag_values.dialled(text, "--metrics-addr")
     _show(lambda: session_records(address), columns.SESSION_TOTALS, "figure", looking)
 
 
@@ -204,9 +206,9 @@ def exchanges(
     cluster: _Cluster = "",
 ) -> None:
     """List exchanges of machines for cheaper ones: under way, ended in the last 24 h, and proposed, by cluster."""
-    from bigfleet.cli.get import columns, sources, wanted
+    from bigfleet.cli.get import columns, flag_values, sources
 
-    _show_shard(sources.exchanges(wanted.cluster_id(cluster)), columns.EXCHANGES, "exchange", looking)
+    _show_shard(sources.exchanges(flag_values.cluster_id(cluster)), columns.EXCHANGES, "exchange", looking)
 
 
 add_coordinator_lists(app)
@@ -227,8 +229,8 @@ def _show_shard(source: "Source", columns: "Sequence[TableColumn]", noun: str, l
 def _show(
     look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: Looking
 ) -> None:
+    from bigfleet.cli.get.flag_values import output_form, watch_seconds
     from bigfleet.cli.get.output import quiet_when_unread
-    from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch
     from bigfleet.cli.runtime.console import TerminalConsole
 

@@ -1,4 +1,4 @@
-"""Connects commands to a coordinator: their flags, and what its rejections mean.
+"""Connects commands to a coordinator: defines their flags, and words its rejections.
 
 The leader is found from any replica. Nothing here decides what is shown.
 """
@@ -26,7 +26,7 @@ _Addr = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskingCoordinator(QueryFlags):
-    """Whom to ask, as whom, and in which form the answer is written."""
+    """The flags of commands that call a coordinator: address, identity, output format."""
 
     addr: _Addr = ADDRESS
 
@@ -56,7 +56,7 @@ def asked(caller: "CoordinatorCaller", method: str, request: "Message", answer: 
 
 
 def fault_of(fault: "CoordinatorFault") -> CommandFault:
-    """Return the line for a person: which address, what happened, what to do."""
+    """Return the error line: address, cause, remedy."""
     from grpc import StatusCode
 
     where = f"the coordinator at {fault.address}"

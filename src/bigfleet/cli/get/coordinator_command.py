@@ -1,7 +1,8 @@
 """Defines `bigfleet get shards|domains|quotas|providers|bindings|instructions|moves`.
 
-Beside the subcommands about a shard, in the same manner; `bigfleet get clusters` is a shard's, so the clusters' shards
-are `bindings`. Exit codes as there. Nothing here changes a coordinator.
+These subcommands read a coordinator; those of `command` read a shard. `bigfleet get clusters` reads a shard, so the
+coordinator's assignment of clusters to shards is `bindings`. Exit codes are those of `command`. Nothing here changes a
+coordinator.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,7 @@ def bindings(looking: LookingAtCoordinator) -> None:
 def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All = False) -> None:
     """List instructions that shards have not acknowledged."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.cli.get.wanted import shard_id
+    from bigfleet.cli.get.flag_values import shard_id
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request = pb.ListInstructionsRequest(shard_id=shard_id(shard), include_finished=all_)
@@ -110,7 +111,7 @@ def instructions(looking: LookingAtCoordinator, shard: _Shard = "", all_: _All =
 def moves(looking: LookingAtCoordinator, shard: _Either = "") -> None:
     """List moves of machines between shards and their reasons."""
     from bigfleet.cli.get import coordinator_records as records
-    from bigfleet.cli.get.wanted import shard_id
+    from bigfleet.cli.get.flag_values import shard_id
     from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 
     request, wanted = pb.ListInstructionsRequest(include_finished=True), shard_id(shard)
@@ -131,8 +132,8 @@ def add_to(app: typer.Typer) -> None:
 def _show(
     look: "Callable[[], Iterator[Record]]", columns: "Sequence[TableColumn]", noun: str, looking: LookingAtCoordinator
 ) -> None:
+    from bigfleet.cli.get.flag_values import output_form, watch_seconds
     from bigfleet.cli.get.output import quiet_when_unread
-    from bigfleet.cli.get.wanted import output_form, watch_seconds
     from bigfleet.cli.get.watching import Shown, show_once, watch
     from bigfleet.cli.runtime.console import TerminalConsole
 

@@ -1,6 +1,6 @@
-"""Turns the coordinator's messages into plain records, and says what a person is shown of them.
+"""Converts the coordinator's messages to plain records, and defines their table columns.
 
-Names, times and amounts as in `bigfleet.cli.get.records`. Nothing here asks a coordinator.
+Names, times and amounts as in `bigfleet.cli.get.records`. Nothing here calls a coordinator.
 """
 
 from collections.abc import Iterator, Sequence

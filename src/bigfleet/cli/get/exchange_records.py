@@ -1,4 +1,4 @@
-"""Turns the shard's messages about exchanges into plain records, as `bigfleet.cli.get.records` does for others."""
+"""Converts the shard's messages about exchanges to plain records, in the format of `bigfleet.cli.get.records`."""
 
 import math
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
-"""Shows machines on their way between shards: donor, receiver, reason, progress.
+"""Lists machines that move between shards: donor, recipient, reason, progress.
 
-A move is the donor's instruction and, once it has released, the recipient's instruction; both halves carry one id, and
-a person is shown them as one. Nothing here asks a coordinator or changes anything.
+A move consists of the donor's instruction and, after the release, the recipient's instruction. Both have one id and are
+shown as one row. Nothing here calls a coordinator.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
-"""Turns the shard's messages into plain records: what a JSON object of `bigfleet get` holds, name by name.
+"""Converts the shard's messages to plain records, the JSON objects of `bigfleet get`.
 
-Names are camelCase, times RFC 3339 in UTC, amounts Kubernetes quantities, money US dollars. Every name is always there;
-null is "nothing to say". A record holds no age, so that equal records mean that nothing happened. Nothing here decides
-what a person is shown.
+Names are camelCase, times RFC 3339 in UTC, amounts Kubernetes quantities, money US dollars. Every name is always
+present; null means that there is no value. A record has no age, so equal records mean that nothing changed. Nothing
+here decides which columns a table has.
 """
 
 import math

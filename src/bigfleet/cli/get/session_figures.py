@@ -1,7 +1,6 @@
-"""Reads what a shard counts of its operators' sessions over all clusters, from its metrics (docs/spec/shard.md §14).
+"""Reads a shard's counters of operator sessions, over all clusters, from its metrics (docs/spec/shard.md §14).
 
-Who is connected now is `ShardRead`'s to say; what became of sessions since the process started is counted only. Nothing
-here uses gRPC.
+`ShardRead` lists the sessions that are open; how earlier sessions ended is in the metrics only. Nothing here uses gRPC.
 """
 
 from collections.abc import Iterator
@@ -70,7 +69,7 @@ def _samples(address: str) -> dict[str, list[tuple[dict[str, str], float]]]:
             for sample in family.samples:
                 found.setdefault(sample.name, []).append((sample.labels, sample.value))
     except ValueError as error:
-        raise RunFault(f"http://{address}/metrics is no list of metrics: {error}; check --metrics-addr") from error
+        raise RunFault(f"http://{address}/metrics is not a list of metrics: {error}; check --metrics-addr") from error
     return found
 
 

@@ -1,6 +1,6 @@
-"""Defines the flags of all commands about a live shard: address, identity, output.
+"""Defines the flags of all commands that read a live shard: address, identity, output.
 
-Each is written once, as a field; `bigfleet.cli.flags.groups` gives them to a command. Nothing here dials or prints.
+Each is written once, as a field; `bigfleet.cli.flags.groups` adds them to a command. Nothing here dials or prints.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _Interval = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryFlags:
-    """Whom to ask, as whom, and in which form the answer is written."""
+    """The flags of commands that call a shard: address, identity, output format."""
 
     addr: _Addr = ADDRESS
     tls_cert: TlsCert = None
@@ -37,12 +37,12 @@ class QueryFlags:
 
     def address(self) -> str:
         """Return HOST:PORT of the shard. Raises UsageFault."""
-        from bigfleet.cli.get.wanted import dialled
+        from bigfleet.cli.get.flag_values import dialled
 
         return dialled(self.addr, "--addr")
 
     def tls(self) -> "TlsFiles | None":
-        """Return what the TLS flags name, None for plain text. Raises UsageFault."""
+        """Return the TLS files, None for plain text. Raises UsageFault."""
         return read_tls(self.tls_cert, self.tls_key, self.tls_ca)
 
 

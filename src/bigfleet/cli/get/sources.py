@@ -1,8 +1,8 @@
-"""Asks a shard for what a command shows, and says in one line why there is nothing to show.
+"""Calls a shard for the data of a command, and words the reason if there is nothing to show.
 
-docs/spec/shard.md §12. Records are handed on as they arrive; only the sums of `get clusters` are stored, one per
-cluster. The cause of an empty answer is distinguished: a shard that has decided nothing yet, a cluster that it does not
-know, and nothing that matches. Nothing here prints.
+docs/spec/shard.md §12. Records are yielded as they arrive; only the sums of `get clusters` are stored, one per cluster.
+An empty answer has one of three causes: the shard has decided nothing yet, does not know the cluster, or has nothing
+that matches. Nothing here prints.
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def shard_read_faults(address: str) -> Iterator[None]:
 
 
 def fault_of(fault: ShardReadFault, address: str) -> CommandFault:
-    """Return the line for a person: which address, what happened, what to check."""
+    """Return the error line: address, cause, what to check."""
     if isinstance(fault, UnreachableShard):
         return RunFault(
             f"cannot reach a shard at {address}: {fault}; check that the shard runs and that --addr or "
@@ -129,7 +129,7 @@ def sessions(cluster: str) -> Source:
             yield session_record(view)
         if is_empty and cluster:
             raise RunFault(
-                f"the shard at {reader.address} has no session of cluster {cluster!r} and does not miss one: the "
+                f"the shard at {reader.address} has no session of cluster {cluster!r} and expects none: the "
                 "cluster has neither demand nor machines; bigfleet get sessions lists those that it knows"
             )
 

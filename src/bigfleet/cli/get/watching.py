@@ -1,7 +1,7 @@
-"""Repeats a question: redraws a screen, or prints a document per change.
+"""Repeats a query: redraws a screen, or prints a document per change.
 
-A shard that goes away after the first look is waited for, and said to be away. Records hold no ages, so equal records
-are no change. Ctrl-C is the ordinary end. Nothing here remembers more than the last document's digest.
+If the shard cannot be reached after the first answer, the command says so and waits for it. Records have no ages, so
+equal records are no change. Ctrl-C is the normal way to end the command. Only a digest of the last document is stored.
 """
 
 import shutil

@@ -1,1 +1,1 @@
-"""Implements `bigfleet hail` and `hail-dedicated`: our allocator in the place of Ganeti's `hail`."""
+"""Implements `bigfleet hail` and `hail-dedicated`: BigFleet's allocator as a replacement of Ganeti's `hail`."""

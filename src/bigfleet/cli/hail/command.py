@@ -1,6 +1,6 @@
 """Passes the arguments of `bigfleet hail` to the program that Ganeti starts (docs/spec/partition.md §1).
 
-Nothing is decided here: one parser knows the options, so that both names of the program mean the same.
+One parser knows the options, so both names of the program accept the same. Nothing is decided here.
 """
 
 import sys

@@ -1,9 +1,8 @@
 """Runs `hail-dedicated`: reads one IAllocator message, prints one line of JSON, and ends.
 
-docs/spec/partition.md §1. It is started again for each question of Ganeti's, so it imports what it needs and no more:
-not the other commands, and not the libraries that they stand on (docs/adr/0120-the-allocator-starts-again.md). Exit
-codes are those of `hail`: 0 with any answer; 1 with one line on standard error and nothing on standard
-output; 2 for an unknown option. It never writes to anything but its two outputs.
+docs/spec/partition.md §1. Ganeti starts it for each question, so it imports no other command and no library that it
+does not need (docs/adr/0120-the-allocator-starts-again.md). Exit codes are those of `hail`: 0 with any answer; 1 with
+one line on standard error and nothing on standard output; 2 for an unknown option. It writes to its two outputs only.
 """
 
 import argparse

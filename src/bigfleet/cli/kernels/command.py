@@ -1,6 +1,6 @@
 """Defines `bigfleet kernels build` and `bigfleet kernels check`.
 
-Exit 2 for a wrong call, 1 for a set that cannot be built and for one that this process cannot use, else 0.
+Exit 2 for a wrong call, 1 if a set cannot be built or this process cannot use it, else 0.
 """
 
 from pathlib import Path
@@ -15,14 +15,14 @@ from bigfleet.cli.runtime.terminal import echo
 app = typer.Typer(cls=HelpGroup, help="Compile the engine's kernels ahead of the first start.", no_args_is_help=True)
 
 _To = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where the set goes. Default: the user's cache directory.")
+    Path | None, typer.Option(metavar="DIR", help="Directory of the set. Default: the user's cache directory.")
 ]
 _Cpu = Annotated[
     str | None, typer.Option(metavar="LEVEL", help="x86-64-v2, -v3 or -v4. Default: the processor of this host.")
 ]
-_Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes at a time. Default: one for each core.")]
+_Jobs = Annotated[int | None, typer.Option(metavar="N", min=1, help="Number of processes. Default: one for each core.")]
 _From = Annotated[
-    Path | None, typer.Option("--from", metavar="DIR", help="The set. Default: where a shard would look.")
+    Path | None, typer.Option("--from", metavar="DIR", help="Directory of the set. Default: where a shard looks.")
 ]
 _ADVICE: Final = "run: bigfleet kernels build"
 

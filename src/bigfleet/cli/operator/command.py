@@ -1,7 +1,7 @@
-"""Defines `bigfleet operator`: its flags, checked one by one, and what they mean to the process.
+"""Defines the flags of `bigfleet operator`, checks them, and converts them to the settings of the process.
 
-docs/spec/operator.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean stop.
-The process itself is put together in `bigfleet.cli.operator.process`.
+docs/spec/operator.md §1. Exit 2 for a wrong call, 1 if the process cannot start or fails while it runs, 0 after a clean
+stop. `bigfleet.cli.operator.process` builds and runs the process.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _ClusterId = Annotated[str, typer.Option(metavar="ID", help="Id of this cluster, for the cluster's life.")]
 _ShardAddr = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Shard of this cluster; one shard, never a service over several.")
+    str, typer.Option(metavar="HOST:PORT", help="Address of this cluster's shard; never a service over several shards.")
 ]
 _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
@@ -48,9 +48,9 @@ _Template = Annotated[
     typer.Option(metavar="FILE", help="Jinja2 template of the data that boots a machine; or use --bootstrap-stub."),
 ]
 _Stub = Annotated[
-    bool, typer.Option("--bootstrap-stub", help="For tests and demonstrations: answer with a fixed comment.")
+    bool, typer.Option("--bootstrap-stub", help="Answer bootstrap requests with a fixed comment; for tests.")
 ]
-_Ttl = Annotated[str, typer.Option(metavar="DURATION", help="Life of a join token, or of data without a token.")]
+_Ttl = Annotated[str, typer.Option(metavar="DURATION", help="Lifetime of a join token, or of data without a token.")]
 _Token = Annotated[str, typer.Option(metavar="MODE", help="Join token: none, secret or tokenrequest.")]
 _ServiceAccount = Annotated[
     str, typer.Option(metavar="NAMESPACE/NAME", help="Service account of tokens in the mode tokenrequest.")
@@ -58,9 +58,7 @@ _ServiceAccount = Annotated[
 _DrainForce = Annotated[
     bool, typer.Option("--drain-force", help="Delete the pods that are left when a drain's grace period ends.")
 ]
-_LogLevel = Annotated[
-    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
-]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Minimum log level: debug, info, warning or error.")]
 
 
 class OperatorCommand(SwitchCommand):
@@ -94,7 +92,7 @@ class OperatorCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFlags:
-    """Everything that the command line may say of an operator, as it was written."""
+    """The flags of an operator as given on the command line, not yet checked."""
 
     cluster_id: _ClusterId = ""
     shard_addr: _ShardAddr = ""
@@ -119,7 +117,7 @@ class OperatorFlags:
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
-        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        """Check the values that Typer does not check. Raises UsageFault naming the flag."""
         if not self.cluster_id:
             raise UsageFault("--cluster-id is missing: name this cluster, as the fleet knows it")
         fault = identifier_fault(self.cluster_id)
@@ -141,25 +139,27 @@ class OperatorFlags:
                 "deploy/bootstrap/ has examples"
             )
         if self.bootstrap_stub and mode is not TokenMode.NONE:
-            raise UsageFault("--bootstrap-token and --bootstrap-stub contradict each other: a stub carries no token")
+            raise UsageFault(
+                "--bootstrap-token and --bootstrap-stub contradict each other: leave one out, a stub has no token"
+            )
         wants_account = mode is TokenMode.SERVICE_ACCOUNT
         if wants_account and not self.bootstrap_service_account:
             raise UsageFault("--bootstrap-service-account is missing: --bootstrap-token tokenrequest needs one")
         if not wants_account and self.bootstrap_service_account:
-            raise UsageFault("--bootstrap-service-account has a meaning only with --bootstrap-token tokenrequest")
+            raise UsageFault("--bootstrap-service-account applies to --bootstrap-token tokenrequest only; leave it out")
 
     def _token_mode(self) -> TokenMode:
         return choice_of(TokenMode, "--bootstrap-token", self.bootstrap_token)
 
     def place(self) -> "OperatorPlace":
-        """Return what the flags say. Raises UsageFault naming the flag."""
+        """Return the settings of the operator. Raises UsageFault naming the flag."""
         from bigfleet.cli.operator.place import OperatorPlace
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
         ttl_seconds = parse_duration_seconds(self.bootstrap_ttl, "--bootstrap-ttl")
         mode = self._token_mode()
         if ttl_seconds <= 0 and mode is not TokenMode.NONE:
-            raise UsageFault(f"--bootstrap-ttl: a join token needs a life; {self.bootstrap_ttl!r} is none")
+            raise UsageFault(f"--bootstrap-ttl: {self.bootstrap_ttl!r} is not a lifetime; write one such as 1h")
         return OperatorPlace(
             cluster=ClusterId(self.cluster_id),
             shard_address=check_dialable(self.shard_addr, "--shard-addr"),
@@ -187,7 +187,10 @@ class OperatorFlags:
             return None
         namespace, slash, name = self.bootstrap_service_account.partition("/")
         if not (slash and namespace and name) or "/" in name:
-            raise UsageFault(f"--bootstrap-service-account: {self.bootstrap_service_account!r} is not NAMESPACE/NAME")
+            raise UsageFault(
+                f"--bootstrap-service-account: {self.bootstrap_service_account!r} is not NAMESPACE/NAME; "
+                "write one such as bigfleet-system/node-joiner"
+            )
         return namespace, name
 
 

@@ -1,4 +1,4 @@
-"""Defines what an operator process was asked to be, after every flag has been checked."""
+"""Defines the settings of an operator process, after all flags have been checked."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""Runs one operator process: API server, views, election of a leader, session, HTTP, and a clean stop.
+"""Runs one operator process: API server, views, leader election, session, HTTP, and a clean stop.
 
-docs/spec/operator.md §1. What can be wrong is looked for before anything is written: rights, template, credentials. A
-process that does not lead follows the cluster and waits; one that loses the Lease ends, for its Deployment to start
-again. Nothing here decides anything.
+docs/spec/operator.md §1. Rights, template and credentials are checked before anything is written. A process that does
+not lead follows the cluster and waits. A process that loses the Lease ends, and its Deployment starts it again. Nothing
+here decides anything.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class _RandomCharacters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What stands before a process may lead."""
+    """The parts that a process builds before it may lead."""
 
     place: OperatorPlace
     namespace: str

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class TokenMode(Enum):
-    """What `--bootstrap-token` may say."""
+    """The values of `--bootstrap-token`."""
 
     #: Templates bring what they need.
     NONE = "none"

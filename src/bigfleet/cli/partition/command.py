@@ -47,12 +47,12 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
         message = decode(read_bounded(file, CONFIGURATION_BYTES_MAX))
         cluster = read_cluster(message, static_kvm_mib=static_kvm_node_memory)
     except OSError as error:
-        raise UsageFault(f"{file}: {error.strerror}") from error
+        raise UsageFault(f"{file}: {error.strerror}; name a file that can be read") from error
     except WrongInput as error:
         raise UsageFault(f"{file}: {' '.join(str(error).split())}") from error
     groups = [each for each in cluster.groups if group is None or group in (each.name, each.uuid)]
     if group is not None and not groups:
-        raise UsageFault(f"--group: {group!r} is the name of no group in {file}")
+        raise UsageFault(f"--group: {file} has no group {group!r}; name one of its groups, or leave --group out")
     picture = picture_of(cluster, groups)
     if svg is None:
         print_picture(output_console(WIDTH), picture)
@@ -60,7 +60,7 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
     try:
         svg.write_text(svg_of(picture), encoding="utf-8")
     except OSError as error:
-        raise RunFault(f"--svg: {svg}: {error.strerror}") from error
+        raise RunFault(f"--svg: {svg}: {error.strerror}; name a file that can be written") from error
     echo(f"{svg}: {sum(len(each.hosts) for each in picture)} hosts")
 
 

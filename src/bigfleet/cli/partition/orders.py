@@ -1,8 +1,8 @@
-"""Fills the same hosts with the same random instances in four orders of placement, and counts.
+"""Compares four orders of placement: fills equal hosts with random instances in each order and counts refusals.
 
-The dedicated metric beside first fit, best fit (least disk left) and balanced (most disk left). Hosts are equal;
-instances take a full host, a half or a quarter, and arrive for a share of the room. From empty hosts, up to all of the
-room, a perfect order refuses none. Nothing here is used to place anything real.
+The orders are the dedicated metric, first fit, best fit (least disk left) and balanced (most disk left). Instances take
+a full host, a half or a quarter, and arrive until the given share of the room is requested. From empty hosts, up to all
+of the room, a perfect order refuses none. Nothing here is used to place real instances.
 """
 
 from collections.abc import Callable, Sequence

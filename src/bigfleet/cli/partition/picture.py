@@ -1,7 +1,7 @@
-"""Draws partitioned hosts: each a bar of its disk, with the instances on it, and how many of each size still fit.
+"""Draws partitioned hosts in a terminal or as SVG: each a bar of its disk, its instances, and what still fits.
 
-In a terminal and as SVG, from the same values. What fits is the allocation vector (docs/spec/partition.md §8): sizes
-are alternatives for the same room, not a sum. Nothing here reads a file or changes a host.
+What still fits is the allocation vector (docs/spec/partition.md §8): its sizes are alternatives for the same room, not
+a sum. Nothing here reads a file or changes a host.
 """
 
 from collections.abc import Sequence

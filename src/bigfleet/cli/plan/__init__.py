@@ -1,4 +1,5 @@
-"""Implements `bigfleet plan`: what BigFleet would do with a fleet and a demand from files.
+"""Implements `bigfleet plan`: computes what BigFleet would do with a fleet and a demand from files.
 
-`command` has the flags, `inputs` and `patches` read files, `planning` decides, `tables` and `document` show it.
+`command` defines the flags, `inputs` and `patches` read files, `planning` decides, `tables` and `document` print the
+plan.
 """

@@ -1,8 +1,9 @@
-"""Bounds the cost of a plan's acquisitions from below by linear relaxation (docs/planning.md).
+"""Computes a lower bound of the cost of a plan's acquisitions by linear relaxation (docs/planning.md).
 
 The relaxation covers, for each row, as much as the plan newly covers, from the same idle and offered machines. It may
-take parts of machines and knows no idle-before-offered, no order of rows, no domain and no spread; so the gap is what
-whole machines and BigFleet's rules cost together. It bounds the answer and never changes it.
+take fractions of machines and ignores these rules: idle before offered, order of rows, domains, spreads. The gap
+between plan and bound is therefore the cost of whole machines and of these rules together. The bound never changes the
+plan.
 """
 
 import math
@@ -35,7 +36,7 @@ _ClassKey = tuple[str, str, frozenset[tuple[str, str]], frozenset[tuple[str, int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBound:
-    """What the machines that a plan newly takes cost, and what any answer costs at least."""
+    """The cost of the machines that a plan newly takes, and the lower bound of that cost."""
 
     #: Effective cost: prices and expected interruptions; for pinned rows the price alone.
     ours_usd_per_hour: float

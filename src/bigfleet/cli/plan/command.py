@@ -1,6 +1,6 @@
-"""Defines `bigfleet plan`: its flags, and the way from files to a plan that is shown (docs/planning.md).
+"""Defines `bigfleet plan`: reads the files, decides, and prints the plan (docs/planning.md).
 
-Exit 2 for a wrong call or a wrong file, else 0: a plan that leaves rows short is an answer, not a failure.
+Exit 2 for a wrong call or a wrong file, else 0: a plan with rows that stay short is an answer, not a failure.
 """
 
 import math

@@ -128,7 +128,7 @@ class OverheadEntry(ClusterOverheadEntry, forbid_unknown_fields=True, kw_only=Tr
 
 
 class DemandEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A demand file that says more than rows."""
+    """A demand file in the form of a mapping: rows and overheads."""
 
     rows: list[Any]
     overheads: list[OverheadEntry] = []
@@ -154,7 +154,7 @@ class NeedGiven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemandGiven:
-    """Everything that a demand file says."""
+    """The content of a demand file."""
 
     #: In the order of the file.
     needs: tuple[NeedGiven, ...]

@@ -1,7 +1,7 @@
-"""Reads the rows of a Parquet file, nested values in the plain forms that JSON lines have (docs/planning.md).
+"""Reads the rows of a Parquet file, with nested values in the forms that JSON lines have (docs/planning.md).
 
-A map, a struct and a list of pairs all become a mapping; text stays text. What the columns mean is for
-`bigfleet.cli.plan.inputs`. Nothing is guessed here: a file, a column or a cell that cannot be read is reported by name.
+A map, a struct and a list of pairs each become a mapping; text stays text. `bigfleet.cli.plan.inputs` interprets the
+columns. Nothing is guessed: a file, a column or a cell that cannot be read is reported by name.
 """
 
 from collections.abc import Collection, Iterator, Mapping

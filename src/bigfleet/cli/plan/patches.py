@@ -1,7 +1,7 @@
-"""Reads a what-if file and applies it to the input of a plan (docs/planning.md).
+"""Reads a what-if file and applies its patches to the input of a plan (docs/planning.md).
 
-A file is a list of patches, each a mapping with one key; they are applied in order. A patch that matches nothing is a
-mistake and is reported, for a plan that silently did not change would be believed.
+A file is a list of patches, each a mapping with one key, applied in order. A patch that matches nothing is rejected, so
+that an unchanged plan is not mistaken for the answer.
 """
 
 import math

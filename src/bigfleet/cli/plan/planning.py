@@ -1,7 +1,7 @@
-"""Decides a plan: one cycle of the engine on what the files hold, what it costs and what stays short.
+"""Decides a plan: runs one cycle of the engine on the files, and computes its cost and its shortfalls.
 
-No safety limit slows the decision and nothing is carried out (docs/planning.md). A cluster that
-has no row in the demand is silent, and silence gives nothing back; one that was removed reports that it wants nothing.
+No safety limit delays the decision, and no action is executed (docs/planning.md). A cluster without a row in the demand
+is silent and keeps its machines; a cluster that a patch removed reports an empty demand.
 """
 
 import math
@@ -69,7 +69,7 @@ class PlanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What machines cost by the hour, by what they do."""
+    """The hourly cost of machines, by state."""
 
     serving_usd_per_hour: float
     idle_usd_per_hour: float
@@ -145,7 +145,7 @@ class FleetPlan:
         return explain_decision(self.decision, need) if self.explained is None else self.explained.row(need.key)
 
     def explain_machine(self, machine_id: str) -> Explanation | list[str]:
-        """Return why a machine serves whom it serves. The machine must be in the inventory."""
+        """Return why a machine serves its cluster. The machine must be in the inventory."""
         if self.explained is not None:
             return self.explained.machine(machine_id)
         return explain_decision(self.decision, MachineId(machine_id))
@@ -225,7 +225,7 @@ class Question(NamedTuple):
 
 
 def question_of(given: PlanInput) -> Question:
-    """Return what one cycle on an input is decided on."""
+    """Return the engine's input of one cycle."""
     demand = tuple(need.need for need in in_list_order(given.needs))
     snapshot = Snapshot.of(
         [one.machine for one in given.machines.values()],

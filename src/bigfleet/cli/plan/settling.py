@@ -1,8 +1,8 @@
 """Repeats decide and apply until no action is left, and reports what every cluster holds then.
 
-Between two cycles every action is carried out as it ends in a fleet (docs/spec/engine.md §11): Provision and Bootstrap
-reach Configured with all stamps, Reclaim and Preempt reach Idle, Delete reaches Speculative. When nothing is left to do
-the clock moves past every hold of an idle machine, so that unneeded machines are released. Nothing here decides.
+Between two cycles every action is applied with its final state (docs/spec/engine.md §11): Provision and Bootstrap reach
+Configured with all stamps, Reclaim and Preempt reach Idle, Delete reaches Speculative. If no action is left, the clock
+moves past every hold of an idle machine, so that unneeded machines are released. Nothing here decides.
 """
 
 from collections import Counter

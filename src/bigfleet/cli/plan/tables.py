@@ -1,7 +1,7 @@
-"""Shows a plan to a person: what is done, what it costs, what stays short and why, and what a change would change.
+"""Prints a plan: actions, cost, shortfalls with reasons, and the differences that patches make.
 
-Equal actions share a line with their count; `--output json` names every machine. Nothing here decides or computes
-anything but sums.
+Equal actions share a line with their count; `--output json` names every machine. Nothing here decides, and it computes
+sums only.
 """
 
 import math

@@ -1,1 +1,1 @@
-"""Holds the command `bigfleet pod-controller` and its process."""
+"""Implements `bigfleet pod-controller`: the command and its process."""

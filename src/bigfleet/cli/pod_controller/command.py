@@ -1,7 +1,7 @@
-"""Defines `bigfleet pod-controller`: its flags, checked one by one, and what they mean to the process.
+"""Defines the flags of `bigfleet pod-controller`, checks them, and converts them to the settings of the process.
 
-docs/spec/operator.md §11. Exit 2 for a wrong call or file, 1 when it cannot start or fails while running, 0 after a
-clean stop. The process itself is put together in `bigfleet.cli.pod_controller.process`.
+docs/spec/operator.md §11. Exit 2 for a wrong call or file, 1 if the process cannot start or fails while it runs, 0
+after a clean stop. `bigfleet.cli.pod_controller.process` builds and runs the process.
 """
 
 from collections.abc import Mapping
@@ -37,13 +37,11 @@ _Defaults = Annotated[
 _UnmanagedAfter = Annotated[
     str, typer.Option(metavar="DURATION", help="Age after which a Node that is not tied to a machine is unmanaged.")
 ]
-_Workers = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Pods that are worked on at the same time.")]
+_Workers = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Number of pods processed in parallel.")]
 _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
 ]
-_LogLevel = Annotated[
-    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
-]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Minimum log level: debug, info, warning or error.")]
 
 
 class PodControllerCommand(SwitchCommand):
@@ -60,7 +58,7 @@ class PodControllerCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodControllerFlags:
-    """Everything that the command line may say, as it was written."""
+    """The flags of a pod controller as given on the command line, not yet checked."""
 
     kubeconfig: Kubeconfig = None
     qps: Qps = 200.0

@@ -1,7 +1,7 @@
 """Runs one pod controller process: rights, caches, leader election, HTTP, and a clean stop.
 
 docs/spec/operator.md §1 and §11. A follower keeps its caches up to date and writes nothing. Nothing here decides
-anything; the parts are made and handed to each other.
+anything.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Serves the admin socket of a provider: HTTP over a Unix socket beside the state file, for its owner alone.
+"""Serves the admin socket of a provider: HTTP over a Unix socket beside the state file, for the file's owner only.
 
-docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. The kernel says who calls (SO_PEERCRED); what a
-caller says of itself is not asked. Nothing here decides anything: `bigfleet.provider.kit.administration` does.
+docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. The kernel reports the caller's user (SO_PEERCRED); the
+request itself has no identity. `bigfleet.provider.kit.administration` decides, nothing here does.
 """
 
 import asyncio
@@ -153,5 +153,8 @@ def _listen(path: Path) -> socket.socket:
                 os.umask(former_mask)
     except OSError as error:
         listening.close()
-        raise RunFault(f"--state: the admin socket {path} cannot be made: {error.strerror}") from error
+        raise RunFault(
+            f"--state: the admin socket {path} cannot be created: {error.strerror}; "
+            "move --state to a directory that can be written"
+        ) from error
     return listening

@@ -39,7 +39,7 @@ _PORT_MAX: Final = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsFlags:
-    """What the command line says, apart from the flags of every provider."""
+    """The flags of `provider aws`, without those of every provider."""
 
     region: str
     offerings: Path
@@ -131,7 +131,7 @@ def _asked(
     if region is None:
         raise UsageFault("--region is missing: name the region of the instances, such as eu-central-1")
     if not _REGION.fullmatch(region):
-        raise UsageFault(f"--region: {region!r} is no region of AWS; write one such as eu-central-1")
+        raise UsageFault(f"--region: {region!r} is not a region of AWS; write one such as eu-central-1")
     if offerings is None:
         raise UsageFault("--offerings is missing: name the JSON file of the slots on offer")
     if bootstrap is None:
@@ -139,10 +139,10 @@ def _asked(
     if reset not in RESETS:
         raise UsageFault(f"--reset: {reset!r} is unknown; choose replace-root, none or delete-only")
     if not 0 < launch_rate <= 1000:
-        raise UsageFault(f"--launch-rate: {launch_rate:g} is not above 0 and up to 1000")
+        raise UsageFault(f"--launch-rate: {launch_rate:g} is out of range; write a number above 0 and up to 1000")
     for flag, url in (("--endpoint-url", endpoint_url), ("--interruption-queue", interruption_queue)):
         if url and not _is_url(url):
-            raise UsageFault(f"{flag}: {url!r} is no URL; write http:// or https:// and a host")
+            raise UsageFault(f"{flag}: {url!r} is not a URL; write http:// or https:// and a host")
     poll_seconds = parse_positive_duration_seconds(poll_interval, "--poll-interval")
     try:
         bucket, prefix = read_bucket(bootstrap)
@@ -273,7 +273,7 @@ def open_aws(
         try:
             backend.set_offerings(_read(asked.offerings, place.provider))
         except UsageFault as fault:
-            _log.error("offerings.load_failed", error=str(fault))
+            _log.error("offerings.load_failed", error=str(fault), advice="the previous offerings stay in force")
             return
         _log.info("offerings.loaded", path=str(asked.offerings))
 

@@ -1,7 +1,7 @@
 """Defines `bigfleet provider backup`: copies a provider's state, also while the provider runs.
 
-docs/spec/provider.md §11. Exit 0 for a whole backup, 1 for none, 2 for a wrong call. The state file itself is copied
-first, so that what the other files know is never older than what it knows.
+docs/spec/provider.md §11. Exit 0 for a complete backup, 1 for none, 2 for a wrong call. The state file is copied first,
+so that the other files are never older than it.
 """
 
 from pathlib import Path

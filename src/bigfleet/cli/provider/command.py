@@ -1,7 +1,7 @@
 """Defines the commands `bigfleet provider …`.
 
-docs/spec/provider.md §16, §19. Exit 2 for a wrong call or file, 1 when it cannot start or fails while running, 0 after
-a clean stop. A real backend is never silently a fake one.
+docs/spec/provider.md §16, §19. Exit 2 for a wrong call or file, 1 if the provider cannot start or fails while it runs,
+0 after a clean stop. A real backend is never silently replaced with a fake one.
 """
 
 import functools

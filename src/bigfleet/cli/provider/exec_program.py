@@ -38,7 +38,7 @@ _OWN_VARIABLES: Final = "BIGFLEET_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFlags:
-    """What is asked beside the flags of every provider."""
+    """The flags of `provider exec`, without those of every provider."""
 
     program: str
     arguments: tuple[str, ...]
@@ -50,7 +50,7 @@ class ProgramFlags:
 def exec_program(
     flags: ProviderFlags,
     program: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Program that is run for each call, with a verb.")
+        str | None, typer.Option(metavar="PATH", help="Program to run for each call, with a verb.")
     ] = None,
     program_arg: Annotated[
         list[str] | None, typer.Option(metavar="ARG", help="Argument before the verb; may be repeated.")
@@ -59,7 +59,7 @@ def exec_program(
         str, typer.Option(help="Source of a node's readiness: program, inventory or configure.")
     ] = PROGRAM,
     concurrency: Annotated[
-        int, typer.Option(help="Processes at a time of each verb, unless the program says otherwise.")
+        int, typer.Option(help="Parallel processes of each verb, unless the program declares a number.")
     ] = CONCURRENCY,
 ) -> None:
     """Run a provider whose machines are made by a program of your own."""
@@ -68,7 +68,7 @@ def exec_program(
     if ready not in _READY:
         raise UsageFault(f"--ready: {ready!r} is unknown; choose program, inventory or configure")
     if not 1 <= concurrency <= _CONCURRENCY_MAX:
-        raise UsageFault(f"--concurrency: {concurrency} is not from 1 to {_CONCURRENCY_MAX}")
+        raise UsageFault(f"--concurrency: {concurrency} is out of range; write 1 to {_CONCURRENCY_MAX}")
     found = shutil.which(program)
     if found is None:
         raise UsageFault(f"--program: {program!r} is not an executable program; name its path, and chmod +x it")

@@ -1,7 +1,7 @@
 """Declares the flags that every provider has, and reads them.
 
-docs/spec/provider.md §19. `provider_command` puts them on a command beside its own. A flag must never be accepted and
-then do nothing.
+docs/spec/provider.md §19. `provider_command` adds them to the flags of a command. A flag must never be accepted and
+then ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class ProviderCommand(SwitchCommand):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderFlags:
-    """What was said on the command line, as it was written."""
+    """The flags of every provider as given on the command line, not yet checked."""
 
     addr: Annotated[str, typer.Option(help="Listen address of the gRPC server.")] = "127.0.0.1:9100"
     provider: Annotated[
@@ -97,7 +97,7 @@ class ProviderFlags:
         bool,
         typer.Option("--certify/--no-certify", help="Accept any fencing token from an admin, for a conformance run."),
     ] = False
-    log_level: Annotated[str, typer.Option(help="Least level that is logged: debug, info, warning or error.")] = "info"
+    log_level: Annotated[str, typer.Option(help="Minimum log level: debug, info, warning or error.")] = "info"
 
     def place(self, *, name: str, may_forget: bool) -> ProviderPlace:
         """Return where to serve; `name` is the backend's, `may_forget` says that it needs no state file.

@@ -67,7 +67,9 @@ def libvirt_hosts(
             "--kubeconfig-dir is missing: with --bootstrap reseed only the cluster can say that a node is Ready"
         )
     if kubeconfig_dir is not None and not kubeconfig_dir.is_dir():
-        raise UsageFault(f"--kubeconfig-dir: {kubeconfig_dir} is no directory")
+        raise UsageFault(
+            f"--kubeconfig-dir: {kubeconfig_dir} is not a directory; name the one with the files CLUSTER.kubeconfig"
+        )
     asked = LibvirtFlags(hosts.absolute(), bootstrap == AGENT, _user_data(base_user_data), kubeconfig_dir)
     _read_hosts(asked)
     if importlib.util.find_spec("libvirt") is None:
@@ -87,7 +89,7 @@ def _user_data(path: Path | None) -> bytes:
     try:
         content = read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
-        raise UsageFault(f"--base-user-data: {path}: {error.strerror}") from error
+        raise UsageFault(f"--base-user-data: {path}: {error.strerror}; name a file that can be read") from error
     if len(content) > USER_DATA_BYTES_MAX:
         raise UsageFault(
             f"--base-user-data: {path} has {len(content)} bytes, at most {USER_DATA_BYTES_MAX} are possible"
@@ -184,7 +186,7 @@ def _warn(backend: "LibvirtBackend") -> None:
 
 
 def _reload(asked: LibvirtFlags, backend: "LibvirtBackend") -> None:
-    """Read the hosts again; what cannot be read leaves the former in force."""
+    """Read the hosts file again; a file that cannot be read leaves the previous hosts in force."""
     import structlog
 
     from bigfleet.provider.backends.libvirt.hosts_file import KvmHostsFault
@@ -194,7 +196,7 @@ def _reload(asked: LibvirtFlags, backend: "LibvirtBackend") -> None:
         hosts = _read_hosts(asked)
         backend.replace_hosts(hosts)
     except (UsageFault, KvmHostsFault) as fault:
-        log.error("hosts.load_failed", error=str(fault))
+        log.error("hosts.load_failed", error=str(fault), advice="the previous hosts stay in force")
         return
     _warn(backend)
     log.info("hosts.loaded", path=str(asked.hosts_path), hosts=len(hosts.hosts))

@@ -1,6 +1,6 @@
-"""Defines `bigfleet provider new`: writes a new provider, a Python project or a program, ready to be tested and run.
+"""Defines `bigfleet provider new`: writes a new provider, as a Python project or a program, that can be tested and run.
 
-The files come from `templates/` beside this module. Nothing that exists is ever written over.
+The files come from `templates/` beside this module. An existing file is never overwritten.
 """
 
 import keyword

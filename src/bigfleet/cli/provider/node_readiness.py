@@ -69,7 +69,8 @@ class KubeconfigNodes:
     def _note(self, cluster: str, text: str) -> None:
         if self._faults.get(cluster) != text:
             self._faults[cluster] = text
-            _log.warning("cluster.not_asked", cluster=cluster, path=str(self.path(cluster)), error=text)
+            advice = "nodes of this cluster count as not Ready until the file can be used"
+            _log.warning("cluster.not_asked", cluster=cluster, path=str(self.path(cluster)), error=text, advice=advice)
 
     async def aclose(self) -> None:
         """Close all connections."""

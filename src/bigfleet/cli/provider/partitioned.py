@@ -33,7 +33,7 @@ _EXEC = "exec:"
 
 
 class PartitionFlags(NamedTuple):
-    """What is asked beside the flags of every provider."""
+    """The flags of `provider partitioned`, without those of every provider."""
 
     hosts_path: Path | None
     #: None is the simulated driver.
@@ -190,7 +190,7 @@ def _warn(fleet: "HostsFile") -> None:
 
 
 def _reload(place: "ProviderPlace", asked: PartitionFlags, backend: "PartitionedBackend") -> None:
-    """Read the hosts again; what cannot be read leaves the former in force."""
+    """Read the hosts file again; a file that cannot be read leaves the previous hosts in force."""
     import structlog
 
     from bigfleet.provider.backends.partitioned.hosts_file import HostsFault
@@ -201,7 +201,7 @@ def _reload(place: "ProviderPlace", asked: PartitionFlags, backend: "Partitioned
     try:
         fleet = _read_fleet(place, asked, backend.ours)
     except HostsFault as fault:
-        log.error("hosts.load_failed", error=str(fault))
+        log.error("hosts.load_failed", error=str(fault), advice="the previous hosts stay in force")
         return
     backend.replace_fleet(fleet)
     _warn(fleet)

@@ -243,7 +243,7 @@ async def _replace_offers(path: Path, provider: str, core: CapacityCore, substra
     try:
         offers = await asyncio.to_thread(_read_offers, path, provider)
     except OfferingsUnreadable as fault:
-        _log.error("offerings.load_failed", error=str(fault))
+        _log.error("offerings.load_failed", error=str(fault), advice="the previous offerings stay in force")
         return
     await core.replace_offers(offers)
     substrate.take_offers(core.offered)

@@ -1,4 +1,7 @@
-"""Holds where a provider runs, as its flags say (docs/spec/provider.md §19). Nothing here may open anything."""
+"""Defines the settings of a provider process, as its flags give them (docs/spec/provider.md §19).
+
+Nothing here opens anything.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

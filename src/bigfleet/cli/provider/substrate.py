@@ -1,7 +1,7 @@
-"""Defines what a provider's command gives to the process that serves it: backend, readiness, and the like.
+"""Defines what a provider's command passes to the process that serves it: backend, readiness, metrics.
 
-docs/spec/provider.md §16, §19. Built by the command after the state file was locked, closed after the core stopped.
-Nothing here may serve anything.
+docs/spec/provider.md §16, §19. The command builds it after the state file is locked, and it is closed after the core
+has stopped. Nothing here serves anything.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,5 +1,5 @@
-"""Implements `bigfleet replay`: decides recorded cycles again, and shows whether and why they differ.
+"""Implements `bigfleet replay`: decides recorded cycles again, and reports whether and why they differ.
 
-`recorder` keeps the recorder of a running shard; `command` has the flags of the replay, `replaying` decides and
-compares, `single` makes one cycle a plan, `changes` reads what is to be different, `records` and `tables` show it.
+`recorder` manages the recorder of a running shard. `command` defines the flags, `replaying` decides and compares,
+`cycle_plan` converts one cycle to a plan, `changes` reads changed settings, `records` and `tables` print the result.
 """

@@ -1,7 +1,7 @@
-"""Reads what is to be different in a replay: weights of victims, hold times, the time of a drain, the engine.
+"""Reads the settings that a replay changes: weights of victims, hold times, the duration of a drain, the engine.
 
-docs/replay.md. A setting that does not change is reported, for a replay that silently did not change would be believed.
-Nothing here decides.
+docs/replay.md. A setting with its recorded value is reported, so that an unchanged replay is not mistaken for the
+answer. Nothing here decides.
 """
 
 import math
@@ -34,7 +34,7 @@ class ReplaySettings:
         return bool(self.weights or self.hold_seconds or self.drain_seconds is not None)
 
     def applied(self, options: Options) -> Options:
-        """Return options with what is different."""
+        """Return the options with the changed settings."""
         return replace(
             options,
             weights=replace(options.weights, **self.weights),
@@ -43,7 +43,7 @@ class ReplaySettings:
         )
 
     def text(self) -> str:
-        """Return what is different in words."""
+        """Return the changed settings as text."""
         names = {kind: name for name, kind in _TYPES.items()}
         parts = [f"weight {name} {value:g}" for name, value in self.weights.items()]
         parts += [
@@ -67,20 +67,20 @@ def read_settings(weights: Sequence[str], holds: Sequence[str], drain: str | Non
 def _weight(text: str) -> tuple[str, float]:
     name, equals, value = text.partition("=")
     if not equals or name not in _WEIGHTS:
-        raise UsageFault(f"--weight: {text!r} is no weight; write NAME=NUMBER with one of {', '.join(_WEIGHTS)}")
+        raise UsageFault(f"--weight: {text!r} is not a weight; write NAME=NUMBER with one of {', '.join(_WEIGHTS)}")
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise UsageFault(f"--weight: {name}: {value!r} is no number that is not negative; write 0, 0.5 or 2")
+        raise UsageFault(f"--weight: {name}: {value!r} is not a number of at least 0; write 0, 0.5 or 2")
     return name, number
 
 
 def _hold(text: str) -> tuple[CapacityType, float]:
     name, equals, value = text.partition("=")
     if not equals or name not in _TYPES:
-        raise UsageFault(f"--hold: {text!r} is no hold; write TYPE=DURATION or TYPE=off with {' or '.join(_TYPES)}")
+        raise UsageFault(f"--hold: {text!r} is not a hold; write TYPE=DURATION or TYPE=off with {' or '.join(_TYPES)}")
     if value == "off":
         return _TYPES[name], 0.0
     return _TYPES[name], parse_duration_seconds(value, f"--hold {name}")

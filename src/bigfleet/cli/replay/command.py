@@ -1,7 +1,7 @@
-"""Defines `bigfleet replay`: its flags, and the way from a recording to a verdict (docs/replay.md).
+"""Defines `bigfleet replay`: reads a recording, replays it, and prints a verdict (docs/replay.md).
 
-Exit 0 when every cycle was decided as it was recorded, 1 when one was not, 2 for a wrong call or a file that is no
-recording or is damaged. What changed settings or patches change is an answer and no difference.
+Exit 0 if every cycle was decided as recorded, 1 if one was not, 2 for a wrong call or a file that is damaged or not a
+recording. Differences that come from changed settings or patches do not count.
 """
 
 import sys
@@ -80,7 +80,7 @@ def replay(
             raise UsageFault(f"{flag}: {value!r} is unknown; choose one of {', '.join(known)}")
     for flag, given in (("--explain", explain), ("--what-if", what_if)):
         if given is not None and cycle is None:
-            raise UsageFault(f"{flag} is about one cycle; say which with --cycle N")
+            raise UsageFault(f"{flag} applies to one cycle; name it with --cycle N")
     settings = read_settings(weight or (), hold or (), drain)
     keep_kernels()
     with quiet_when_unread():
@@ -253,8 +253,8 @@ def _replay_one(
     engine: str,
     output: str,
 ) -> bool:
+    from bigfleet.cli.replay.cycle_plan import difference_to, explained, plan_of
     from bigfleet.cli.replay.replaying import Replayer, with_machines
-    from bigfleet.cli.replay.single import difference_to, explained, plan_of
 
     replayed = Replayer(engine).replay(with_machines(recorded))
     if replayed.decision is None:

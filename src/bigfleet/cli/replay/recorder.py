@@ -1,7 +1,7 @@
-"""Keeps the recorder of a shard process: opened before the shard starts, written off its loop, closed after it stopped.
+"""Manages the recorder of a shard process: opens it before the shard starts and closes it after the shard stopped.
 
-docs/adr/0134-a-recording-is-what-the-engine-saw.md. A file that cannot be used is a mistake at the start; what goes
-wrong later pauses or ends the recording and never the shard.
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. Records are written off the shard's loop. A file that cannot be
+used ends the start; a later failure pauses or ends the recording, never the shard.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Decides a recorded cycle again and says whether it comes to the same; if not, what the first difference is.
+"""Decides a recorded cycle again, compares the result with the recorded one, and reports the first difference.
 
-docs/adr/0134-a-recording-is-what-the-engine-saw.md. What was recorded is compared with what is decided now, whichever
-engine decides: neither may know of the other. With changed settings the cycle is decided a third time, and what differs
-then is the settings' doing. Nothing here may carry a change on to the next cycle: each is decided as it was recorded.
+docs/adr/0134-a-recording-is-what-the-engine-saw.md. Recording and replay may come from different engines; neither
+engine knows the other. With changed settings the cycle is decided a third time, and the new differences are attributed
+to the settings. No change is carried over to the next cycle.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -80,7 +80,7 @@ class Replayed:
 
     @property
     def is_same(self) -> bool:
-        """Return whether it came to what was recorded."""
+        """Return whether the decision equals the recorded one."""
         return self.verdict is not ReplayVerdict.DIFFERENT
 
 

@@ -1,4 +1,4 @@
-"""Shows replayed cycles to a person: a line per cycle, what differs below it, and a verdict at the end.
+"""Prints replayed cycles: a line per cycle, its differences below it, and a verdict at the end.
 
 Nothing here decides or compares.
 """

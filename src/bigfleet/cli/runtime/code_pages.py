@@ -1,7 +1,7 @@
-"""Frees the memory of a library's code that is no longer executed, such as the compiler's once kernels are loaded.
+"""Frees the memory of code that is no longer executed, such as the compiler's after kernels are loaded.
 
-Code is mapped from the file: pages that are dropped are read again when they are executed. Only mappings of which the
-process has changed no page are dropped. Only a program may call this: it changes the whole process.
+Code is mapped from the file, so dropped pages are read again if they are executed. Only mappings without pages that the
+process changed are dropped. Only a program may call this, because it changes the whole process.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Renders tables and styled text to a terminal without the control characters of others."""
+"""Renders tables and styled text for a terminal, without control characters from foreign names."""
 
 from collections.abc import Iterable
 from typing import Any

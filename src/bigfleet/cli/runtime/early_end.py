@@ -1,7 +1,7 @@
-"""Ends a process before its work is done: at Ctrl-C while it talks to a server, or with the process that started it.
+"""Ends a process before its work is done: at Ctrl-C during a call, or when its parent process ends.
 
-Python raises KeyboardInterrupt wherever the main thread stands. Inside gRPC's compiled part that leaves a call which is
-counted as running and is not, and to close its channel then waits for ever.
+Python raises KeyboardInterrupt wherever the main thread is. If it is inside gRPC's compiled part, gRPC counts a call as
+running that is not, and closing its channel then blocks forever.
 """
 
 import multiprocessing

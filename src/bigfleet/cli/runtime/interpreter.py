@@ -1,8 +1,8 @@
-"""Tunes the process of a server: rare collections and short turns delay no stream, few arenas need less memory.
+"""Tunes the interpreter of a server process: rare garbage collections, short thread turns, few memory arenas.
 
-docs/adr/0115-rare-collections-and-short-turns.md. CPython looks for garbage in reference cycles in whatever thread
-makes the next object, and every other thread waits; a thread that computes keeps the interpreter until its turn is
-over. All of it belongs to the whole process, so no library may call it.
+docs/adr/0115-rare-collections-and-short-turns.md. CPython collects garbage in the thread that allocates the next object
+while every other thread waits; a thread that computes holds the interpreter until its turn ends. Few arenas need less
+memory. The settings apply to the whole process, so no library may call this module.
 """
 
 import ctypes

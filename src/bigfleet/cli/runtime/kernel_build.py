@@ -48,7 +48,7 @@ _END_SECONDS_MAX: Final = 5.0
 
 
 class KernelBuildFault(Exception):
-    """A set cannot be built; the message says why and where."""
+    """A set cannot be built; the message names the place and the cause."""
 
 
 #: Called when a module is done: its name, the number of its kernels, the seconds that it took.
@@ -69,7 +69,9 @@ def build_kernels(
         with _alone(directory):
             return _build(directory, target, jobs or os.cpu_count() or 1, on_compiled or (lambda *_: None))
     except OSError as error:
-        raise KernelBuildFault(f"{error.filename or directory}: {error.strerror}") from error
+        raise KernelBuildFault(
+            f"{error.filename or directory}: {error.strerror}; choose a directory that can be written"
+        ) from error
 
 
 def _build(directory: Path, target: KernelTarget, jobs: int, on_compiled: OnCompiled) -> Manifest:
@@ -151,7 +153,7 @@ def _check_own(directory: Path) -> None:
     own = (_LOCK, MANIFEST, f"{MANIFEST}.new", *KERNEL_MODULES)
     foreign = [path.name for path in directory.iterdir() if path.name not in own]
     if foreign:
-        raise KernelBuildFault(f"{directory} holds {foreign[0]}, which is no kernel; choose an empty directory")
+        raise KernelBuildFault(f"{directory} holds {foreign[0]}, which is not a kernel; choose an empty directory")
 
 
 def _clear(directory: Path) -> None:
@@ -173,7 +175,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 class BackgroundBuild:
-    """Builds a set in a process beside this one, so that the compiler's memory is never this process's."""
+    """Builds a set in a child process, so that this process never holds the compiler's memory."""
 
     def __init__(self, directory: Path) -> None:
         """Start nothing yet."""

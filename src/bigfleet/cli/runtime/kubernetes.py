@@ -1,6 +1,6 @@
-"""Connects a process to its API server: credentials, clients, a check at start, the election of a leader.
+"""Connects a process to its API server: credentials, clients, checks at start, leader election.
 
-What is wrong with the cluster or with the credentials is said to a person here, before anything is written.
+Faults of the cluster or of the credentials are reported here, before anything is written.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class ClusterConnection:
     forbidden: asyncio.Event = field(default_factory=asyncio.Event)
 
     def elector(self, *, namespace: str, lease_name: str) -> LeaderElector:
-        """Return what elects this process among the others of the Lease."""
+        """Return the elector of this process among the others of the Lease."""
         return LeaderElector(
             self.election_api,
             namespace=namespace,

@@ -1,7 +1,7 @@
-"""Keeps the memory of large answers for the next one, in place of returning it to the system each time.
+"""Keeps freed memory of large answers in the process for the next answer.
 
-A full List of 100,000 machines has 50 MB. gRPC copies it while it holds the interpreter; in fresh pages that takes
-seven times as long as in pages that the process has. Nothing here may be called by a library: it belongs to the whole
+A full List of 100,000 machines has 50 MB. gRPC copies it while it holds the interpreter; into fresh pages that takes
+seven times as long as into pages that the process has. No library may call this module, because it changes the whole
 process.
 """
 

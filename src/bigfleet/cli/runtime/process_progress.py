@@ -1,7 +1,7 @@
-"""Says whether a process makes progress: it writes to its log, or it computes.
+"""Detects whether a process makes progress: it writes to its log, or it uses CPU time.
 
-A process on a busy machine takes long and still makes progress; one that hangs does neither. Computing shows where
-there is a /proc; elsewhere only the log counts. The process itself is not changed.
+A process on a busy machine is slow and still makes progress; a process that hangs does neither. CPU time is read from
+/proc; without /proc only the log counts. The process itself is not changed.
 """
 
 import os
@@ -40,7 +40,7 @@ def _size_bytes(path: Path) -> int:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return what a process has computed, its ended children included; 0 where that does not show."""
+    """Return the CPU seconds of a process and its ended children; 0 without /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

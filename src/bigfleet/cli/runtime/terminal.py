@@ -1,6 +1,6 @@
-"""Writes lines to a terminal without the control characters that names and messages of others may contain.
+"""Writes lines to a terminal without the control characters that foreign names and messages may contain.
 
-A name from a cluster, a provider or a file may hold an escape sequence that moves the cursor, changes the title or
+A name from a cluster, a provider or a file may have an escape sequence that moves the cursor, changes the title or
 hides text. Every command prints through this module or through `bigfleet.cli.runtime.console`.
 """
 

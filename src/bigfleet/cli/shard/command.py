@@ -1,7 +1,7 @@
-"""Defines `bigfleet shard` and `bigfleet shard backup`: flags, checked one by one, and what they mean to the process.
+"""Defines the flags of `bigfleet shard` and `bigfleet shard backup`, checks them, and converts them to settings.
 
-docs/spec/shard.md §1. Exit 2 for a wrong call, 1 when it cannot start or fails while running, 0 after a clean stop. The
-process itself is put together in `bigfleet.cli.shard.process`.
+docs/spec/shard.md §1. Exit 2 for a wrong call, 1 if the process cannot start or fails while it runs, 0 after a clean
+stop. `bigfleet.cli.shard.process` builds and runs the process.
 """
 
 import math
@@ -81,9 +81,9 @@ _WakeMinGap = Annotated[
     str, typer.Option(metavar="DURATION", help="Minimum time between cycles that a change starts; off disables them.")
 ]
 _Concurrency = Annotated[
-    int, typer.Option(min=1, help="Actions that run at the same time; the queue holds twice as many.")
+    int, typer.Option(min=1, help="Maximum number of actions that run at the same time; the queue holds twice as many.")
 ]
-_WaitingMax = Annotated[int, typer.Option(min=0, help="Actions that wait for an operator at the same time.")]
+_WaitingMax = Annotated[int, typer.Option(min=0, help="Maximum number of actions that wait for an operator.")]
 _ExecuteTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Timeout of one provider call.")]
 _BootstrapTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Timeout of one bootstrap request.")]
 _ListTimeout = Annotated[str, typer.Option(metavar="DURATION", help="Timeout of one List call.")]
@@ -159,12 +159,21 @@ _AuditLogMax = Annotated[
 _StuckCreating = Annotated[
     str, typer.Option(metavar="DURATION", help="Time in Creating after which the call is repeated.")
 ]
-_StuckConfiguring = Annotated[str, typer.Option(metavar="DURATION", help="The same for Configuring.")]
-_StuckDeleting = Annotated[str, typer.Option(metavar="DURATION", help="The same for Deleting.")]
-_StuckDraining = Annotated[str, typer.Option(metavar="DURATION", help="The same for Draining, after the grace period.")]
+_StuckConfiguring = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time in Configuring after which the call is repeated.")
+]
+_StuckDeleting = Annotated[
+    str, typer.Option(metavar="DURATION", help="Time in Deleting after which the call is repeated.")
+]
+_StuckDraining = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION", help="Time in Draining, after the grace period, after which the call is repeated."
+    ),
+]
 _JoinGate = Annotated[
     str,
-    typer.Option(metavar="MODE", help="What to do if a machine's node does not become Ready: off, observe or enforce."),
+    typer.Option(metavar="MODE", help="Reaction to a node that does not become Ready: off, observe or enforce."),
 ]
 _JoinDeadline = Annotated[
     str, typer.Option(metavar="DURATION", help="Time in which a Configured machine's node must become Ready.")
@@ -190,7 +199,7 @@ _Ownership = Annotated[
     str,
     typer.Option(
         metavar="MODE",
-        help="What a new shard.db owns: all, or assigned (only what the coordinator assigns).",
+        help="Machines that a new shard owns: all, or assigned (only what the coordinator assigns).",
     ),
 ]
 _Inherits = Annotated[
@@ -210,9 +219,7 @@ _ClusterPolicy = Annotated[
 ]
 _HelloMax = Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a session's first frame; at most 64KiB.")]
 _FrameMax = Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of an operator's frame; at most 32MiB.")]
-_LogLevel = Annotated[
-    str, typer.Option(metavar="LEVEL", help="Least level that is logged: debug, info, warning or error.")
-]
+_LogLevel = Annotated[str, typer.Option(metavar="LEVEL", help="Minimum log level: debug, info, warning or error.")]
 
 
 def _lowered(text: str, flag: str, bytes_max: int) -> int:
@@ -291,7 +298,7 @@ class ShardCommand(SwitchGroup):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFlags:
-    """Everything that the command line may say of a shard, as it was written."""
+    """The flags of a shard as given on the command line, not yet checked."""
 
     provider_addr: _ProviderAddr = ""
     fake_provider: _FakeProvider = None
@@ -349,13 +356,15 @@ class ShardFlags:
     log_level: _LogLevel = "info"
 
     def check(self) -> None:
-        """Look at what no parser looks at. Raises UsageFault naming the flag."""
+        """Check the values that Typer does not check. Raises UsageFault naming the flag."""
         self._check_provider()
         fault = identifier_fault(self.id)
         if fault:
             raise UsageFault(f"--id {fault}")
         if not (math.isfinite(self.reclaim_cap_fraction) and 0 <= self.reclaim_cap_fraction <= 1):
-            raise UsageFault(f"--reclaim-cap-fraction: {self.reclaim_cap_fraction} must be 0 or in (0, 1]")
+            raise UsageFault(
+                f"--reclaim-cap-fraction: {self.reclaim_cap_fraction} is not a share; write 0 to 1, 0 for no limit"
+            )
         if self.ownership not in OWNERSHIP:
             raise UsageFault(f"--ownership: {self.ownership!r} is unknown; choose one of {', '.join(OWNERSHIP)}")
         if OWNERSHIP[self.ownership] is Base.DOMAINS and self.coordinator_addr is None:
@@ -443,7 +452,7 @@ class ShardFlags:
         return tuple(dict.fromkeys(check_dialable(name, "--coordinator-addr") for name in names))
 
     def place(self) -> "ShardPlace":
-        """Return who the shard is and where it is. Raises UsageFault naming the flag."""
+        """Return the identity, directory and addresses of the shard. Raises UsageFault naming the flag."""
         from bigfleet.cli.shard.place import ShardPlace
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
         from bigfleet.rpc.servers.session import FRAME_BYTES_MAX, HELLO_BYTES_MAX

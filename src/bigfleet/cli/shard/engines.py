@@ -1,7 +1,7 @@
-"""Makes a shard's engine, and decides without compiled kernels for as long as there are none.
+"""Builds a shard's engine, and decides without compiled kernels until they are available.
 
 On the first start of a version the kernels are compiled in another process. Meanwhile the plain engine decides for a
-small fleet; for a large one the decision waits. All engines give one answer, so that no decision changes when the
+small fleet; for a large fleet the decision waits. All engines give the same answer, so no decision changes when the
 compiled one takes over (docs/spec/engine.md).
 """
 
@@ -36,7 +36,7 @@ _log = structlog.get_logger("bigfleet.cli.shard.engines")
 
 
 class Build(Protocol):
-    """Builds kernels beside the process."""
+    """Builds kernels in another process."""
 
     @property
     def is_over(self) -> bool:

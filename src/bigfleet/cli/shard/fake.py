@@ -1,7 +1,7 @@
-"""Serves fake machines within a shard's process, for development: the real kit over slots in memory.
+"""Serves fake machines within a shard's process, for development: the real provider kit over slots in memory.
 
-docs/spec/shard.md §1. The shard calls it over gRPC on loopback like any other provider. Loaded by a shard that asks for
-it alone. Nothing here may touch anything real, keep anything on disk, or be reached from another host.
+docs/spec/shard.md §1. The shard calls it over gRPC on loopback like any other provider. It is imported only with
+--fake-provider. It must never touch anything real, store anything on disk, or be reachable from another host.
 """
 
 from collections.abc import AsyncIterator

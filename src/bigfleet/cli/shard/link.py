@@ -1,7 +1,7 @@
-"""Builds a shard's link to the coordinator for one process.
+"""Builds a shard's link to the coordinator.
 
-docs/spec/coordinator.md §8. The shard imports nothing of this; with no coordinator configured it does not exist.
-Nothing here decides anything.
+docs/spec/coordinator.md §8. The package `bigfleet.shard` does not import the link; without --coordinator-addr there is
+none. Nothing here decides anything.
 """
 
 import socket

@@ -1,6 +1,6 @@
-"""Holds a shard process's identity, state directory and addresses (docs/spec/shard.md §1).
+"""Defines the settings of a shard process: identity, state directory, addresses (docs/spec/shard.md §1).
 
-Values that `bigfleet.cli.shard.command` makes of its flags; nothing here opens or checks anything.
+`bigfleet.cli.shard.command` makes them from its flags; nothing here opens or checks anything.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from bigfleet.shard.cluster_policy import PolicyFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardPlace:
-    """Who the shard is, where it keeps its state, whom it dials and where it listens."""
+    """The identity of the shard, its state directory, the addresses it dials and those it listens on."""
 
     shard_id: ShardId
     data_dir: Path

@@ -1,8 +1,7 @@
 """Runs one shard process: state file, provider channel, sessions, HTTP, link, and a clean stop.
 
-docs/spec/shard.md §1. The epoch is committed before anything is served; sessions and health are served before the first
-reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything; the parts are made and
-handed to each other.
+docs/spec/shard.md §1. The epoch is committed before anything is served. Sessions and health are served before the first
+reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything.
 """
 
 import asyncio

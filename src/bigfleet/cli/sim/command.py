@@ -1,7 +1,7 @@
 """Defines `bigfleet sim`: runs, lists, replays and shrinks simulations (docs/spec/simulation.md).
 
-Exit 0 when everything held, 1 for a violation or another course than the trace's, 2 for a wrong call. Two equal calls
-print equal summaries; progress goes to standard error. It must never write a file that was not asked for.
+Exit 0 if everything held, 1 for a violation or a run that differs from its trace, 2 for a wrong call. Two equal calls
+print equal summaries; progress goes to standard error. It writes only files that were asked for.
 """
 
 import os
@@ -91,8 +91,8 @@ def list_scenarios() -> None:
     """List scenarios, faults and invariants."""
     from bigfleet.sim.checkers.handovers import INVARIANTS
     from bigfleet.sim.checkers.liveness import CHECKS, L2_SENTENCE
+    from bigfleet.sim.operator_world.convergence import SENTENCES
     from bigfleet.sim.operator_world.plan import KUBERNETES_FAULTS
-    from bigfleet.sim.operator_world.rest import SENTENCES
     from bigfleet.sim.plan_generator import ALL_FAULTS
     from bigfleet.sim.world.run import SILENCE_CHANGES_NOTHING
 
@@ -147,7 +147,7 @@ def run(
     if duration is not None and writes:
         raise UsageFault("--for does not go with --trace or --timeline; name one seed for those")
     if of_many and not is_many:
-        raise UsageFault("--jobs, --twice-every and --require-marks are about many seeds: give --seeds or --for")
+        raise UsageFault("--jobs, --twice-every and --require-marks are for many seeds; add --seeds or --for")
     named = None if seeds is None else _range(seeds)
     seconds = None if duration is None else parse_positive_duration_seconds(duration, "--for")
     _check_writable(trace, page)
@@ -260,7 +260,7 @@ def replay(trace: _Trace) -> None:
         echo(line)
     echo(f"trace hash: {result.trace_hash}")
     if former.trace_hash != result.trace_hash:
-        raise RunFault(f"the course differs from that of {trace}: the code or the program's libraries are others")
+        raise RunFault(f"the run differs from {trace}: the trace was written by other code or with other libraries")
     echo("the same course as in the trace")
     if result.violations:
         raise typer.Exit(1)
@@ -371,10 +371,10 @@ def _check_name(scenario: str) -> None:
 def _range(text: str) -> range:
     first, dots, last = text.partition("..")
     if not (dots and first.isascii() and first.isdigit() and last.isascii() and last.isdigit() and len(text) < 40):
-        raise UsageFault(f"--seeds {text!r} is no range; write A..B, such as 1..200")
+        raise UsageFault(f"--seeds {text!r} is not a range; write A..B, such as 1..200")
     seeds = range(int(first), int(last) + 1)
     if not seeds:
-        raise UsageFault(f"--seeds {text!r} names no seed; write the lower one first: {last}..{first}")
+        raise UsageFault(f"--seeds {text!r} is an empty range; write the lower one first: {last}..{first}")
     if int(last) - int(first) >= SEEDS_MAX:
         raise UsageFault(f"--seeds {text!r} names more than {SEEDS_MAX:,} seeds; name fewer, or give --for")
     return seeds

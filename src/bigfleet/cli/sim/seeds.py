@@ -1,7 +1,7 @@
-"""Runs many seeds of the fault world on several cores and adds up what they saw.
+"""Runs many seeds of the fault world on several cores and sums up their results.
 
-One process per core, one world at a time in each; results come in the order of the seeds. What is added up is bounded
-by the kinds of things, not by the number of seeds. A seed must never give another result here than alone.
+One process per core, one world at a time in each; results come in the order of the seeds. The sums are bounded by the
+kinds of events, not by the number of seeds. A seed must give the same result here as in a run of its own.
 """
 
 import hashlib

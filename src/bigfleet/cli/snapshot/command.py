@@ -1,7 +1,7 @@
-"""Defines `bigfleet snapshot save` and `restore`: a copy of the coordinator's tables, and a store made of one.
+"""Defines `bigfleet snapshot save` and `restore`: copies the coordinator's tables, and writes a copy to a store.
 
-docs/spec/coordinator.md §10. Saving asks the leader; restoring is offline and writes to the store itself, under a term
-that is above every one that may have been in use. Nothing here replaces tables that are there without `--force`.
+docs/spec/coordinator.md §10. `save` calls the leader. `restore` is offline and writes to the store itself, under a term
+higher than every term that may have been in use. Existing tables are replaced only with `--force`.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ def save(
 ) -> None:
     """Save the leader's tables as meta.json and state.json in a new directory."""
     from bigfleet.cli.get.coordinator_asking import fault_of
-    from bigfleet.cli.get.wanted import dialled
+    from bigfleet.cli.get.flag_values import dialled
     from bigfleet.cli.runtime.early_end import ended_by_interrupt
     from bigfleet.coordinator.stores.snapshot import SnapshotFault, write_snapshot
     from bigfleet.rpc.clients.coordinator import CoordinatorCaller, CoordinatorFault

@@ -1,8 +1,8 @@
 """Runs one `bigfleet` command as a child of `bigfleet up`: it stops with its parent, and only on request.
 
-The parent starts it in a session of its own, so that a signal to the parent's group does not reach it, and stops
-its children in order. An interrupt is blocked all the same. A killed parent stops no child: its end closes our
-standard input, and the child then stops itself. Nothing here decides what the child does.
+The parent starts it in a session of its own, so that a signal to the parent's group does not reach it, and stops its
+children in order. The child also blocks SIGINT. If the parent is killed, the pipe to the child's standard input closes,
+and the child then stops. Nothing here decides what the child does.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Defines the processes of a run in their start order: names, arguments, addresses.
 
-One shard is called `shard` and has no coordinator. Several have ids of their own, one zone of the fleet each, and a
-coordinator between them, on a SQLite file or on an etcd that is started here as well. What the coordinator waits for is
-short enough to be watched. Nothing here starts a process.
+A single shard is called `shard` and has no coordinator. Several shards have ids of their own, one zone of the fleet
+each, and a coordinator on a SQLite file or on an etcd that is started as well. The coordinator's waits are short enough
+to watch. Nothing here starts a process.
 """
 
 import json

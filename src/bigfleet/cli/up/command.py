@@ -1,4 +1,4 @@
-"""Defines `bigfleet up`: its flags, and the way from them to a run.
+"""Defines `bigfleet up`: checks its flags and starts the run.
 
 Exit 2 for a wrong call or a wrong file, 1 for a run that failed, 0 after a run that ended or was stopped.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def up(
     for_duration: Annotated[
         str | None,
-        typer.Option("--for", help="How long to run; by default a demonstration runs until Ctrl-C, a trace 120s."),
+        typer.Option("--for", help="Duration of the run; by default until Ctrl-C, for a trace 120s."),
     ] = None,
     speed: Annotated[
         float | None,

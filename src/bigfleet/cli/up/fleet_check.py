@@ -1,6 +1,6 @@
 """Checks a run's fleet against its pods: which pods have no place, and what a packer would pay for all of them.
 
-The pods are those of the simulated clusters, the machines those that the shards list; a shard's claims play no part.
+The pods are those of the simulated clusters, the machines those that the shards list; a shard's claims are not used.
 The check takes seconds for thousands of pods, so it runs in a thread, at most every `CHECK_SECONDS` and for at most a
 fifth of the time.
 """

@@ -1,7 +1,7 @@
-"""Reads the moves of a run from the coordinator, counts each once, and keeps them.
+"""Reads the moves of a run from the coordinator, counts each once, and stores them.
 
-The coordinator forgets when its process ends, and what was seen is not to go with it. Nothing here changes anything,
-but that it gives each shard its zone before a run begins.
+The coordinator forgets them when its process ends. Apart from assigning a zone to each shard before a run begins,
+nothing here changes anything.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class MoveTally:
         return tuple(self._moves.values())
 
     def take(self, answer: coordinator_pb2.ListInstructionsResponse) -> list[Move]:
-        """Note what the coordinator lists; return the moves that are new or have got further."""
+        """Store the listed moves; return those that are new or have progressed."""
         changed: list[Move] = []
         for move in moves_in(answer):
             known = self._moves.get(move.move_id)
@@ -62,7 +62,7 @@ class MoveTally:
 
 
 class CoordinatorWatch:
-    """Reads one coordinator; what was seen is stored while it is away."""
+    """Reads the moves of one coordinator and stores them, also while it cannot be reached."""
 
     def __init__(self, address: str, clock: Clock, *, moved_before: int = 0) -> None:
         """`moved_before` are the machines that former runs have seen move."""

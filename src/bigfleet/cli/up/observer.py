@@ -1,8 +1,8 @@
-"""Reads what a shard reports through `ShardRead`, and adds it up for the view and the report.
+"""Reads what a shard reports through `ShardRead`, and sums it up for the view and the report.
 
-Every figure is the shard's own answer: demand and shortfall from InspectNeeds, machines from ListMachines, actions from
-ListActions. While the shard is away the last answer stands and says so. Nothing here asks the clusters, so that the
-view cannot hide a difference between what was wanted and what the shard knows.
+Every figure is the shard's own: demand and shortfall from InspectNeeds, machines from ListMachines, actions from
+ListActions. While the shard cannot be reached, the last answer is shown and marked. Clusters are not asked, so that the
+view shows any difference between their demand and what the shard knows.
 """
 
 import asyncio
@@ -229,7 +229,7 @@ class Watcher(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of what it reads from."""
+        """Close the connection to the shard."""
         ...
 
     async def look(self) -> FleetFigures:

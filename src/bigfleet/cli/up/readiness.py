@@ -1,7 +1,7 @@
 """Waits until a run may begin: the shard has read its machines and can decide.
 
-A wait that is longer than usual is reported, and is no part of the run. Nothing here judges a shard that was ready
-once.
+A wait that is longer than usual is reported, and does not count as part of the run. A shard that was ready once is not
+checked again.
 """
 
 import asyncio

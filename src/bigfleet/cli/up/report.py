@@ -1,7 +1,7 @@
 """Reports the end of a run: one page for a person, and a JSON file for a program (docs/quick-start.md).
 
-Amounts in the file are plain numbers in base units: cores, bytes, pieces. Every figure is the shard's own last answer,
-but for pods and cost, which are those of the fleet check.
+Amounts in the file are plain numbers in base units: cores, bytes, pieces. Figures are the shard's last answer, except
+pods and cost, which come from the fleet check.
 """
 
 import json
@@ -119,7 +119,7 @@ def write_report(path: Path, result: RunResult) -> None:
     try:
         path.write_text(json.dumps(report_document(result), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RunFault(f"--report: {path}: {error.strerror}") from error
+        raise RunFault(f"--report: {path}: {error.strerror}; name a file that can be written") from error
 
 
 def machines_by_state(figures: FleetFigures) -> dict[str, int]:
@@ -242,7 +242,7 @@ def served_text(demand: Vector, bound: Vector, dimension: str) -> Text:
 
 
 def short_text(shortfall: Vector) -> Text:
-    """Return what lacks in every dimension of `SHOWN`, `-` for nothing."""
+    """Return the shortfall in every dimension of `SHOWN`, `-` for none."""
     shorts = []
     for dimension, head in SHOWN:
         milli = dimension_milli(shortfall, dimension)

@@ -1,6 +1,6 @@
-"""Runs `bigfleet up`: children, clusters, demand, view, summary, in that order and back.
+"""Runs `bigfleet up`: starts children, clusters, demand and view in order, stops them in reverse, prints a summary.
 
-Nothing here decides about capacity; it starts the real processes and lets a person watch them.
+Nothing here decides about capacity; it starts the real processes and shows them.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from bigfleet.cli.get.moves import MoveState
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.system import SystemClock, stop_on_signals
 from bigfleet.cli.up.children import COORDINATOR, child_specs, port_names, shard_names, zones_of
-from bigfleet.cli.up.drive import DemandDriver, DemoDriver, ReplayDriver
+from bigfleet.cli.up.demand_drivers import DemandDriver, DemoDriver, ReplayDriver
 from bigfleet.cli.up.fleet_check import FleetCheck, FleetChecker
+from bigfleet.cli.up.fleet_observer import SeveralObserver
 from bigfleet.cli.up.moves import CoordinatorWatch
 from bigfleet.cli.up.observer import ShardObserver, Watcher
 from bigfleet.cli.up.readiness import WAITING, answers_ready, until_ready
 from bigfleet.cli.up.report import RunResult, summary, write_report
 from bigfleet.cli.up.settings import UpSettings
-from bigfleet.cli.up.several import SeveralObserver
 from bigfleet.cli.up.shard_tables import move_line, moves_text, shard_table, shards_over_time
 from bigfleet.cli.up.state_dir import StateDir
 from bigfleet.cli.up.supervisor import Supervisor
@@ -71,7 +71,7 @@ class _Stopwatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Parts:
-    """What a run consists of once it stands."""
+    """The parts of a run that has started."""
 
     settings: UpSettings
     state: StateDir
@@ -170,7 +170,7 @@ def _assemble(settings: UpSettings, state: StateDir, fleet: DemoFleet, clock: Cl
 def _eyes(
     settings: UpSettings, state: StateDir, addresses: Mapping[str, str], ports: Mapping[str, int], clock: Clock
 ) -> tuple[Watcher, CoordinatorWatch | None, str]:
-    """Return what reads the fleet, what reads the coordinator, and how another terminal looks at both."""
+    """Return the reader of the fleet, that of the coordinator, and the commands that show both in another terminal."""
     observers = {
         shard: ShardObserver(address, settings.clusters_of[shard], clock) for shard, address in addresses.items()
     }
@@ -214,7 +214,7 @@ def _driver(
 
 
 async def _run_until(stop: asyncio.Event, parts: _Parts, console: Console) -> Exception | None:
-    """Let everything run until the demand ends or somebody stops it; return what went wrong, if anything did."""
+    """Run until the demand ends or a person stops the run; return the fault, if there is one."""
     stopping = asyncio.create_task(stop.wait(), name="stop")
     starting = asyncio.create_task(_get_ready(parts, console), name="start")
     tasks: list[asyncio.Task[Any]] = [stopping]

@@ -1,7 +1,7 @@
-"""Checks what a run of `bigfleet up` is asked to do before anything is touched.
+"""Checks the flags of `bigfleet up` before anything is changed.
 
-`UpSettings` is what the person said; the parts that must stay the same when a run is resumed are its `RunIdentity`.
-Nothing here reads anything but the command line, the trace files that it names, and the PATH.
+`UpSettings` has the checked flags; those that must stay the same when a run is resumed are its `RunIdentity`. Nothing
+here reads anything but the command line, the trace files that it names, and the PATH.
 """
 
 import hashlib

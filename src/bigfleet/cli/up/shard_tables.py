@@ -1,6 +1,6 @@
-"""Draws tables of several shards: machines and demand of each, how that went over time, and the moves.
+"""Draws tables of several shards: machines and demand of each, their course over time, and the moves.
 
-The view and the summary show the same tables. Nothing here asks anybody.
+The view and the summary show the same tables. Nothing here calls a process.
 """
 
 from collections.abc import Sequence
@@ -112,7 +112,7 @@ def move_words(move: Move) -> str:
 
 
 def why_words(move: Move) -> str:
-    """Return the coordinator's reason, and what a shard said that could not do it."""
+    """Return the coordinator's reason, and the error of a shard that could not do it."""
     return f"{move.why} ({move.reason})" if move.reason else move.why
 
 

@@ -1,8 +1,8 @@
-"""Keeps the directory of a run: who may use it, what it was made for, where the run stands.
+"""Manages the directory of a run: its owner, its purpose, and the position of the run.
 
-One marker file says that the directory is ours; without it nothing in a directory is ever deleted. One lock, held by
-the kernel for the life of the process, keeps a second run out. Everything that must survive the process is written to
-a new file and renamed. Nothing here knows what the children do.
+A marker file says that the directory belongs to `bigfleet up`; without it nothing in a directory is deleted. A file
+lock, held by the kernel for the life of the process, rejects a second run. State that must survive the process is
+written to a new file and renamed. Nothing here knows what the children do.
 """
 
 import contextlib
@@ -68,7 +68,7 @@ class TimelinePoint(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a run stands: it resumes from here."""
+    """The position of a run, from which it resumes."""
 
     #: Virtual or trace seconds.
     position_seconds: float = 0.0

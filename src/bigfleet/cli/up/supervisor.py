@@ -1,7 +1,8 @@
-"""Keeps the child processes alive: starts them, restarts what dies unexpectedly, stops them in order.
+"""Supervises the child processes: starts them, restarts those that die unexpectedly, stops them in order.
 
-A child that dies is started again after a back-off that doubles; one that never came up and keeps dying is abandoned,
-because a person has to look at its log. Nothing here talks to a child but through its exit and its port.
+A child that dies is started again after a back-off that doubles. A child that never became ready and keeps dying is not
+restarted again, because a person has to read its log. Exit codes and listening ports are the only signals that are
+used.
 """
 
 import asyncio
@@ -54,7 +55,7 @@ class ChildSpec:
     def command(self) -> tuple[str, ...]:
         """The command line; whatever runs ends with our end of its standard input."""
         if self.program:
-            return (sys.executable, "-m", "bigfleet.cli.up.foreign", self.program, *self.arguments)
+            return (sys.executable, "-m", "bigfleet.cli.up.external_program", self.program, *self.arguments)
         return (sys.executable, "-m", "bigfleet.cli.up.child", *self.arguments)
 
 

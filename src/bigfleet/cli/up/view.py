@@ -1,7 +1,7 @@
 """Draws the live view of a run: demand, supply, recent actions, and the state of the processes.
 
-On a terminal one screen that is drawn again twice a second, otherwise one line every few seconds. The view reads what
-others counted and never waits for anything.
+On a terminal one screen that is redrawn twice a second, otherwise one line every few seconds. The view reads figures
+that others counted and never waits.
 """
 
 from collections import deque
@@ -72,7 +72,7 @@ _KIND_STYLES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What the view shows beside the shard's figures."""
+    """The figures of the view that do not come from the shard."""
 
     title: str
     #: Virtual or trace seconds.

@@ -1,6 +1,6 @@
-"""Checks EDGE: calls out of position, repeats, unknown and empty ids, and arguments at their limits.
+"""Checks EDGE: calls in the wrong state, repeats, unknown and empty ids, and arguments at their limits.
 
-docs/spec/provider.md §3, §5. Where the contract leaves a choice, each of the choices passes, but nothing between them.
+docs/spec/provider.md §3, §5. If the contract allows several outcomes, each of them passes, and no other.
 """
 
 from collections.abc import Mapping

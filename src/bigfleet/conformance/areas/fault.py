@@ -1,7 +1,7 @@
-"""Checks FAULT: what becomes of a machine whose operation fails (docs/spec/provider.md §6, §7, §14, §20).
+"""Checks FAULT: the state of a machine after its operation fails (docs/spec/provider.md §6, §7, §14, §20).
 
-The provider is made to fail by the slot that is created and by the cluster that is bound. Nothing here may wait for a
-machine to leave FAILED: no call ends it.
+The slot that is created and the cluster that is bound select the failure. Nothing here may wait for a machine to leave
+FAILED: no call ends it.
 """
 
 from bigfleet.conformance.areas.edge import expect_unchanged

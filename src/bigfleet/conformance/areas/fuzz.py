@@ -1,6 +1,6 @@
-"""Checks FUZZ: random tokens, maps, sequences and nonsense against small models (docs/spec/provider.md §23).
+"""Checks FUZZ: random tokens, maps, sequences and malformed input against small models (docs/spec/provider.md §23).
 
-Everything is drawn from the behaviour's own stream. Nothing here may draw elsewhere.
+All random values come from the behaviour's own stream.
 """
 
 from collections.abc import Callable

@@ -52,7 +52,7 @@ async def cursor_now(lab: Lab) -> bytes:
 
 
 async def delta_since(lab: Lab, cursor: bytes) -> ListSeen:
-    """Return what List answers to a cursor. Raises Broken."""
+    """Return List's answer to a cursor. Raises Broken."""
     return await lab.list_machines(List(since=cursor))
 
 

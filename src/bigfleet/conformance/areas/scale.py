@@ -1,6 +1,6 @@
 """Checks SCALE: a large fleet stays complete, well formed and quick to read (docs/spec/provider.md §23).
 
-Times are those of a client, its own reading included. Nothing here may judge by a mean: a fleet waits for the slowest.
+Times are measured by the client and include its own reading. Limits apply to the slowest machine, never to a mean.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Checks SHAPE: what every record says, in every state (docs/spec/provider.md §9).
+"""Checks SHAPE: the fields of every record, in every state (docs/spec/provider.md §9).
 
-Nothing here may ask for a field that the contract leaves free.
+Nothing here may require a field that the contract leaves free.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Encodes rows as text, the same in all stores and snapshots (docs/spec/coordinator.md §3, §10).
 
-JSON with sorted keys, so that equal rows are equal bytes. Reading checks every field: a row that does not read back is
-a finding, never a guess.
+JSON with sorted keys, so that equal rows are equal bytes. Reading checks every field: a row that cannot be decoded is
+reported, never guessed.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 class UnreadableRow(Exception):
-    """A stored row is not what its table holds; the message names row and finding."""
+    """A stored row cannot be decoded; the message names the row and the fault."""
 
 
 def encode_row(row: Row) -> bytes:

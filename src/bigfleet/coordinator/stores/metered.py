@@ -78,7 +78,7 @@ class MeteredStore:
         return self._store.revision()
 
     def leader(self) -> LeaderInfo | None:
-        """Return who leads."""
+        """Return the leader, as the store knows it."""
         return self._store.leader()
 
     async def resign(self) -> None:

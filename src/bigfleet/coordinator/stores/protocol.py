@@ -1,7 +1,8 @@
-"""Defines the interface of the coordinator's stores: how tables are stored, and who may write them.
+"""Defines the interface of the coordinator's stores: how tables are stored, and which replica may write them.
 
-docs/spec/coordinator.md §2 and §3. Two stores fulfil it: etcd, for any number of replicas, and a SQLite file for one.
-The term is the fence, the lease is only an economy: a write is admitted by what the store holds, never by a clock.
+docs/spec/coordinator.md §2 and §3. It has two implementations: etcd, for any number of replicas, and a SQLite file for
+one. The term is the fence: a write is admitted by the term in the store, never by a clock. The lease only determines
+how soon a dead leader is replaced.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ TERM_MAX = 2**62
 
 
 class StoreUnavailable(Exception):
-    """The store cannot be asked, or refuses to answer; nothing was written. The message says where and why."""
+    """The store cannot be reached or refuses the call; nothing was written. The message names address and cause."""
 
 
 class OutcomeUnknown(Exception):

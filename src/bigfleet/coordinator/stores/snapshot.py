@@ -1,7 +1,7 @@
 """Saves the coordinator's tables as one JSON document, exports it, and reads it back for a restore.
 
-docs/spec/coordinator.md §10. Equal tables give equal documents but for the moment they were saved at. A document that
-does not read back whole is refused; nothing here repairs one, and nothing here touches a store.
+docs/spec/coordinator.md §10. Equal tables give equal documents except for their time. An incomplete or changed document
+is rejected; nothing here repairs one, and nothing here touches a store.
 """
 
 import hashlib
@@ -119,7 +119,7 @@ def read_meta(content: bytes, name: str) -> Meta:
     try:
         return msgspec.json.decode(content, type=Meta)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise SnapshotFault(f"{name}: {error}; it is no meta.json of a snapshot") from error
+        raise SnapshotFault(f"{name}: {error}; it is not the meta.json of a snapshot") from error
 
 
 def read_document(meta: Meta, document: bytes, name: str) -> Restored:
@@ -177,7 +177,9 @@ def write_snapshot(folder: Path, snapshot: TablesSnapshot) -> None:
         beside.rename(folder)
         sync_path(folder.parent)
     except OSError as error:
-        raise SnapshotFault(f"{error.filename or folder}: {error.strerror}") from error
+        raise SnapshotFault(
+            f"{error.filename or folder}: {error.strerror}; choose a directory that can be written"
+        ) from error
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
@@ -200,7 +202,9 @@ def export(directory: Path, snapshot: TablesSnapshot, *, keep: int) -> Path:
         for old in exports[: max(0, len(exports) - keep)]:
             shutil.rmtree(old)
     except OSError as error:
-        raise SnapshotFault(f"{error.filename or directory}: {error.strerror}") from error
+        raise SnapshotFault(
+            f"{error.filename or directory}: {error.strerror}; choose a directory that can be written"
+        ) from error
     return folder
 
 

@@ -1,8 +1,8 @@
 """Stores the coordinator's tables in one SQLite file; the process that locks it leads (docs/spec/coordinator.md §3).
 
 WAL, synchronous=FULL, locked for the life of the process. The term is a counter in the file, raised and committed at
-each start. Durable, and honest about it: with one file there is one coordinator. A file that is damaged, lost, older
-than the last commit, or of a newer schema, ends the start; it is never recreated silently.
+each start. One file means one coordinator: there is no second replica. A file that is damaged, lost, older than the
+last commit, or of a newer schema, ends the start; it is never recreated silently.
 """
 
 import asyncio
@@ -260,7 +260,7 @@ def _version(connection: sqlite3.Connection, path: Path, *, has_pages: bool) -> 
     if not tables:
         return 0
     if application != _APPLICATION_ID:
-        raise StoreFault(f"{path}: is no coordinator's file; choose another one")
+        raise StoreFault(f"{path}: is not a coordinator's file; choose another one")
     if not 1 <= version <= SCHEMA_VERSION:
         raise StoreFault(f"{path}: has schema {version}, this program knows {SCHEMA_VERSION}; run a newer bigfleet")
     return int(version)

@@ -1,1 +1,1 @@
-"""Runs a real Kubernetes control plane on loopback, with nodes that run pods in name only."""
+"""Runs a real Kubernetes control plane on loopback, with simulated nodes and pods."""

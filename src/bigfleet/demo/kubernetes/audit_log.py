@@ -1,6 +1,6 @@
-"""Reads the audit log of an API server: who changed what, and what was answered.
+"""Reads the audit log of an API server: the author of each change, and the server's answer.
 
-Evictions are judged by it, because it is written by the API server and not by who evicts.
+Tests judge evictions by it, because the API server writes it and not the evicting process.
 """
 
 from pathlib import Path

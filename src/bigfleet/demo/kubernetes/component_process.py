@@ -1,6 +1,6 @@
 """Runs one component of a control plane as a child process: starts, kills, pauses and restarts it.
 
-It belongs to no event loop, so that one loop may start it and another one kill it. A component never outlives the
+It is not bound to an event loop, so one loop may start it and another one kill it. A component never outlives the
 process that started it.
 """
 

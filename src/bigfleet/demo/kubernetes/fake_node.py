@@ -1,4 +1,4 @@
-"""Defines a machine as the fake kubelet plays it, and writes the Node, Lease and pod statuses that it reports.
+"""Defines a machine of the fake kubelet, and writes the Node, Lease and pod statuses that it reports.
 
 Pods are controlled by annotations (`RUN_SECONDS`, `TERMINATION_SECONDS`). Nothing here does I/O.
 """

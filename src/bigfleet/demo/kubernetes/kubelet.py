@@ -1,7 +1,7 @@
-"""Plays the kubelets of many machines: registers Nodes, renews their Leases, runs and ends pods in name only.
+"""Simulates the kubelets of many machines: registers Nodes, renews their Leases, and reports pods as running or ended.
 
-One object serves all nodes of a cluster with one watch of pods. It never schedules a pod and never evicts one; what it
-does for a machine ends with `remove_node` or `silence_node`.
+One object serves all nodes of a cluster with one watch of pods. It never schedules a pod and never evicts one.
+`remove_node` and `silence_node` end its work for a machine.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Turns the machines of a provider into the Nodes that they boot as.
+"""Converts the machines of a provider to the Nodes that they boot as.
 
-A machine is a Node of its cluster from when its provider calls it Configured until it has been drained.
+A machine is a Node of its cluster from the moment its provider reports Configured until it has been drained.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Answers bootstrap requests: what a machine runs to join this cluster as a node (docs/spec/operator.md §6).
+"""Answers bootstrap requests with the data that makes a machine join this cluster (docs/spec/operator.md §6).
 
 A token or rendered data must never get into a log, an error text or a `repr`.
 """

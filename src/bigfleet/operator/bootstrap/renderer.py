@@ -1,9 +1,9 @@
 """Renders templates in worker processes that can be killed, so that no template stops the operator.
 
-A template is code: two nested loops, one power of a large number, or one long repetition keep a thread busy for hours,
-and a thread cannot be stopped. Jinja's sandbox bounds `range` alone. A process has limits of memory and time that hold
-inside a single operation. Workers stay for later renderings, which cost about a millisecond each. Nothing here may wait
-for a rendering longer than its bound.
+A template is code: two nested loops, one power of a large number, or one long repetition can keep a thread busy for
+hours, and a thread cannot be stopped. Jinja's sandbox bounds `range` only. A process has limits of memory and time that
+also hold inside a single operation. Workers are reused; a later rendering costs about a millisecond. Nothing here may
+wait for a rendering longer than its limit.
 """
 
 import asyncio

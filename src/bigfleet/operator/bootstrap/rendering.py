@@ -1,8 +1,7 @@
 """Renders Jinja2 templates in a sandbox, for the worker process of `bigfleet.operator.bootstrap.renderer`.
 
-A template sees its variables and four harmless globals; it cannot load files, reach attributes of Python objects or
-draw randomness. What it may cost is bounded from outside, by the process that this runs in. It must never put a
-rendering's secret into an error text.
+A template has its variables and four harmless globals; it cannot load files, reach attributes of Python objects or draw
+random numbers. The worker process limits its time and memory. An error text must never have a rendering's secret.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""Answers the shard's bootstrap requests: mints a token, renders the template, or says why neither works.
+"""Answers the shard's bootstrap requests: mints a token and renders the template, or returns the reason for a failure.
 
-`bigfleet.operator.session` bounds the time of an answer and how many run at once. An error names the cause for a
-person. Neither user data nor tokens may get into a log or an error.
+`bigfleet.operator.session` limits the time of an answer and the number of concurrent ones. An error names the cause for
+a person. Neither user data nor tokens may get into a log or an error.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Holds the bootstrap template of a cluster: reads the file, checks it with sample values, and reads it again.
+"""Manages the bootstrap template of a cluster: reads the file, checks it with sample values, and reloads it.
 
-A file that changes is looked at when it is used and every few seconds. A new version that does not parse or render is
-logged and counted, and the previous one stays in use: a typing mistake must never stop machines from joining.
+A changed file is reloaded when it is used, and every few seconds. A new version that does not parse or render is logged
+and counted, and the previous one stays in use: a typing mistake must never stop machines from joining.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ def _read(path: Path) -> TemplateSource:
         with path.open("rb") as file:
             text = file.read(SOURCE_BYTES_MAX + 1)
     except OSError as fault:
-        raise TemplateFault(f"{path}: cannot be read: {fault.strerror}") from None
+        raise TemplateFault(f"{path}: cannot be read: {fault.strerror}; check the path and its permissions") from None
     if len(text) > SOURCE_BYTES_MAX:
         raise TemplateFault(f"{path}: is larger than {SOURCE_BYTES_MAX} bytes")
     try:

@@ -1,8 +1,8 @@
 """Mints the tokens with which machines join: none, bootstrap token Secrets, or tokens of a service account.
 
-A Secret is deleted once its machine's node is Ready, or when its token was not handed out; the cluster's token cleaner
-deletes the rest when they expire. What deletes Secrets runs beside the answers and never delays one. A token must never
-get into a log, an error text or a `repr`.
+A Secret is deleted once its machine's node is Ready, or if its token was not handed out; the cluster's token cleaner
+deletes the rest when they expire. Secrets are deleted in the background, so that no answer is delayed. A token must
+never get into a log, an error text or a `repr`.
 """
 
 import asyncio

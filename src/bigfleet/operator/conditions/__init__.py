@@ -1,4 +1,4 @@
-"""Shows on each CapacityRequest what the shard has acknowledged and judged (docs/spec/operator.md §5).
+"""Shows on each CapacityRequest what the shard has acknowledged and decided (docs/spec/operator.md §5).
 
-What is shown never leads a decision: the roll-up is built from specs alone.
+A status never influences a decision: the roll-up is built from specs only.
 """

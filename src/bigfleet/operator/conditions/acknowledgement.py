@@ -1,7 +1,7 @@
-"""Remembers which requests each roll-up was the first to contain, until the shard acknowledges it.
+"""Records which requests each roll-up was the first to contain, until the shard acknowledges it.
 
-docs/spec/operator.md §5: on the shard's word, not on sending. A generation must never count as acknowledged before a
-roll-up with it is in force.
+docs/spec/operator.md §5. A request counts as acknowledged when the shard's ack arrives, not when the roll-up is sent. A
+generation must never count as acknowledged before a roll-up with it is in force.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
-"""Computes the merge patch that brings the status of a CapacityRequest to what it should say.
+"""Computes the merge patch that brings the status of a CapacityRequest to its desired content.
 
-Only what differs is in a patch. `lastTransitionTime` changes with the status of a condition and with nothing else;
+A patch has only what differs. `lastTransitionTime` changes with the status of a condition and with nothing else;
 conditions of other writers stay. Every patch names the version of the object that it was computed for, because a status
 of one generation must never reach another object under the same name.
 """

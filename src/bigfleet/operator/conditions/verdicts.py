@@ -1,9 +1,9 @@
-"""Decides what the status of each CapacityRequest should say (docs/spec/operator.md §5).
+"""Decides the desired status of each CapacityRequest (docs/spec/operator.md §5).
 
-A state machine without I/O: acks, need statuses, the session and waiting pods go in; the desired status of a request
-comes out on demand. Requests of one row share its verdict, and a need status touches only the rows whose verdict has
-changed. The figures in a message change at most once a minute. It must never call a generation acknowledged that no
-roll-up in force has contained.
+A state machine without I/O. Its inputs are acks, need statuses, the session and waiting pods; it returns the desired
+status of a request on demand. Requests of one row share its verdict, and a need status touches only the rows whose
+verdict has changed. The figures in a message change at most once a minute. It must never call a generation acknowledged
+that no roll-up in force has contained.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ class Urgency(IntEnum):
 
 
 class DesiredStatus(NamedTuple):
-    """What the status of one request should say; None leaves a condition as it is."""
+    """The desired status of one request; None leaves a condition as it is."""
 
     generation: int
     is_acknowledged: bool
@@ -50,7 +50,7 @@ class DesiredStatus(NamedTuple):
 
 
 class UnschedulablePodSource(Protocol):
-    """Says what is known of an unschedulable pod."""
+    """Provides what is known of an unschedulable pod."""
 
     def get(self, pod_uid: str) -> WaitingPod | None:
         """Return an unschedulable pod by its uid; None for any other pod."""
@@ -241,7 +241,7 @@ class RequestVerdicts:
     # ---- what comes out -----------------------------------------------------------------------------------------
 
     def desired(self, entry: RequestEntry) -> DesiredStatus:
-        """Return what the status of a request should say now."""
+        """Return the desired status of a request now."""
         verdict, is_passing = self._verdict(entry)
         return DesiredStatus(
             generation=entry.generation,
@@ -264,7 +264,7 @@ class RequestVerdicts:
         return None
 
     def _verdict(self, entry: RequestEntry) -> tuple[RowVerdict | None, bool]:
-        """Return what is said of the request's need, and whether that will pass by itself."""
+        """Return the verdict of the request's need, and whether it will change by itself."""
         if entry.fault is not None or entry.row is None:
             return wording.NOT_COUNTED, False
         if self._reports_verdicts is False:

@@ -1,6 +1,6 @@
-"""Words the conditions of CapacityRequests: their reasons, and what they say to a person (docs/spec/operator.md §5).
+"""Formats the conditions of CapacityRequests: their reasons, and their messages for people (docs/spec/operator.md §5).
 
-Verdicts of a row say that they are the need's, because requests that share a need share its verdict.
+The message of a row's verdict names the need, because all requests of a need share its verdict.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ _AGE_HOURS: Final = (1, 2, 4, 8, 12)
 
 
 class ConditionValue(NamedTuple):
-    """What one condition says, apart from times and generation."""
+    """The content of one condition, without times and generation."""
 
     status: str
     reason: str

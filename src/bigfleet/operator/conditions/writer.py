@@ -1,8 +1,8 @@
 """Writes the status of CapacityRequests: phase before conditions, only what changed (docs/spec/operator.md §5).
 
-What is to be written is computed when it is written, so that a backlog is coalesced and holds keys alone. A write that
-fails never ends the flow: an object that is gone is forgotten, conflicts and unavailable servers are retried, anything
-else is logged and tried again with the next change or sweep.
+A patch is computed when it is written, so a backlog has keys only and coalesces. A failed write never ends the flow: an
+object that is gone is forgotten, conflicts and unavailable servers are retried, other errors are logged and retried
+with the next change or sweep.
 """
 
 import asyncio
@@ -280,7 +280,7 @@ def _parts(change: StatusChange) -> list[str]:
 
 
 def _turned_bad(change: ConditionChange) -> bool:
-    """Return whether a condition turned into what its owner should hear of."""
+    """Return whether a condition became one that deserves an Event."""
     value = change.value
     if change.type == wording.ACCEPTED:
         return value.status == wording.FALSE and change.former_status != wording.FALSE

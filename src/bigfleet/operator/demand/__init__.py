@@ -1,4 +1,5 @@
-"""Turns the objects of a cluster into the demand that its shard decides on: requests, waiting pods, overheads.
+"""Converts the objects of a cluster to the demand that its shard decides on: requests, waiting pods, overheads.
 
-Never a roll-up from a view that may be partial: an unread cluster is not an empty one (docs/spec/operator.md §3).
+A roll-up is never built from a view that may be partial: a cluster that was not read is not an empty one
+(docs/spec/operator.md §3).
 """

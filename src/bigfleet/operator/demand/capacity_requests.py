@@ -1,9 +1,8 @@
-"""Maps a stored CapacityRequest to what it asks for (docs/spec/operator.md §2.1 and §3).
+"""Maps a stored CapacityRequest to the request that it states (docs/spec/operator.md §2.1 and §3).
 
-The schema refuses most of what is wrong here; objects that were stored before its rules, or by a server without it, are
-refused again, each by the name of its field. What one object may contain is bounded so that a roll-up with it stays
-within the bounds of docs/spec/wire.md §2: the shard refuses a roll-up as a whole. This module must never guess at a
-value that it cannot read.
+The schema rejects most invalid fields. Objects that were stored before the schema's rules, or by a server without it,
+are rejected here by the name of the field. The content of one object is limited, so that a roll-up with it stays within
+docs/spec/wire.md §2: the shard rejects a roll-up as a whole. This module must never guess a value that it cannot read.
 """
 
 import re

@@ -1,9 +1,9 @@
-"""Keeps the demand of one cluster up to date with its CapacityRequests, and builds its roll-ups.
+"""Maintains the demand of one cluster from its CapacityRequests, and builds its roll-ups.
 
-docs/spec/operator.md §3. Watch events change running sums, so that a roll-up costs the rows and not the requests; a
-recount at each session start and every 10 min must agree, and wins when it does not. It runs beside everything else, a
-slice at a time. Objects that cannot be mapped are left out with their reason and never harm another. A roll-up is never
-built from a view that may be partial.
+docs/spec/operator.md §3. Watch events change running sums, so the cost of a roll-up grows with the rows and not with
+the requests. A recount at each session start and every 10 min must agree with the sums, and replaces them if it does
+not. The recount runs in slices between other work. Objects that cannot be mapped are left out with their reason and
+never affect others. A roll-up is never built from a view that may be partial.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -41,7 +41,7 @@ _MAPPINGS_MAX: Final = 16_384
 
 
 class DemandListener(Protocol):
-    """Hears what changes of the requests; called on the event loop, never waits."""
+    """Is notified of each change of the requests; called on the event loop, never waits."""
 
     def request_changed(self, entry: RequestEntry, former: RequestEntry | None) -> None:
         """Hear that a request is new, or that the object behind it has changed in any way."""
@@ -65,7 +65,7 @@ class DomainSource(Protocol):
 
 
 class OverheadSource(Protocol):
-    """Says what DaemonSets take of the nodes."""
+    """Provides the overheads of DaemonSets on the nodes."""
 
     @property
     def is_synced(self) -> bool:
@@ -86,7 +86,7 @@ class _Gang(NamedTuple):
 
 
 class _CrowdedRow(UnmappableRequest):
-    """A request that cannot be counted beside those that share its row."""
+    """A request that does not fit into a row with the others that share it."""
 
 
 class _RequestMapper:

@@ -1,7 +1,7 @@
-"""Defines what the operator remembers of each CapacityRequest, and of each row that requests share.
+"""Defines what the operator stores about each CapacityRequest, and about each row that requests share.
 
-A cluster may have 50,000 requests, so that an entry is small and everything that requests have in common is one object.
-An entry never outlives its stored object: one that is created again under the same name gets a new entry.
+A cluster may have 50,000 requests, so an entry is small and requests share one object for everything they have in
+common. An entry never outlives its stored object: an object that is created again under the same name gets a new entry.
 """
 
 from typing import NamedTuple

@@ -1,10 +1,10 @@
-"""Knows where the pods of each gang run already, so that the rest of it gets machines there and nowhere else.
+"""Records where the pods of each gang run, so that the rest of the gang gets machines in the same domain.
 
 The scheduler puts the first pod of a gang wherever there is room, and the others must follow it (docs/spec/operator.md
-§3). Only pods with required pod affinity are remembered. Nothing here chooses a domain.
+§3). Only pods with required pod affinity are recorded. Nothing here chooses a domain.
 
-A pod's request outlives the pod by some seconds. Where the last pods of a gang ran is therefore remembered until a pod
-waits again: without it, what is left of a gang that ends would be asked for in any domain, and get machines there.
+A pod's request outlives the pod by some seconds. Therefore the last domain of a gang is stored until a pod waits again.
+Without it, the remaining requests of a gang that ends would accept any domain, and would get machines there.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Judges whether a machine that joined while a pod waited could have taken the pod.
 
-A pod that keeps waiting beside such a node does not wait for capacity (docs/spec/operator.md §3). Only what the
-scheduler would surely check is checked here: requests, node selector, required node affinity, taints. A node that other
-pods have filled meanwhile never speaks against a pod.
+If such a node exists and the pod still waits, it does not wait for capacity (docs/spec/operator.md §3). Only rules that
+the scheduler certainly applies are checked: requests, node selector, required node affinity, taints. A node that other
+pods have filled meanwhile never counts against a pod.
 """
 
 from collections.abc import Mapping

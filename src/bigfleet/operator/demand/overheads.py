@@ -1,8 +1,9 @@
-"""Adds up what DaemonSets take of every matching node, for the roll-up (docs/spec/operator.md §3).
+"""Sums up what DaemonSets request on every matching node, for the roll-up (docs/spec/operator.md §3).
 
-What the wire cannot say is rounded up: alternatives of a node affinity become what they have in common, operators that
-machines do not know are left out. Tolerations are not looked at: machines say their taints, overheads do not. So the
-overhead of a machine is never less than what its DaemonSets request, except of those pinned to nodes by name.
+Rules that the wire cannot express are rounded up: alternatives of a node affinity become what they have in common, and
+operators that machines do not support are left out. Tolerations are ignored, because overheads on the wire have none.
+The overhead of a machine is therefore never less than what its DaemonSets request, except of those pinned to nodes by
+name.
 """
 
 from collections.abc import Iterable, Mapping

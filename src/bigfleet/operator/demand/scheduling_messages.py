@@ -1,7 +1,7 @@
-"""Reads the messages of the Kubernetes scheduler: whether a pod waits for capacity, and for which reasons.
+"""Parses the messages of the Kubernetes scheduler: whether a pod waits for capacity, and for which reasons.
 
-The scheduler says `0/5 nodes are available: 2 Insufficient cpu, 3 node(s) had untolerated taint {a: b}. preemption: …`.
-A part that this module does not know never counts as want of capacity.
+The scheduler writes `0/5 nodes are available: 2 Insufficient cpu, 3 node(s) had untolerated taint {a: b}. preemption:
+…`. An unknown part never counts as a lack of capacity.
 """
 
 import re

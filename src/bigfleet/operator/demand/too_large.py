@@ -1,7 +1,7 @@
-"""Reads from a shard's verdict which requests of a need no machine can hold (docs/spec/shard.md §12).
+"""Parses from a shard's verdict which requests of a need are larger than any machine (docs/spec/shard.md §12).
 
-A pod that cannot be hosted affects itself alone, while a verdict is about all requests of a need. The sentence of the
-verdict names resource and largest amount of each shape that is too large. A sentence that cannot be read concerns all.
+Such a pod affects only itself, while a verdict applies to all requests of a need. The message of the verdict names
+resource and largest amount of each shape that is too large. If a message cannot be parsed, it applies to all requests.
 """
 
 import re

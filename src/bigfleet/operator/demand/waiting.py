@@ -1,10 +1,9 @@
-"""Decides which pods are asked for once more: unschedulable for a minute although the shard calls their row met.
+"""Decides which pods are requested once more: unschedulable for a minute although the shard calls their row met.
 
-The scheduler has the last word on what fits (docs/spec/operator.md §3). A pod counts only while its message names
-capacity. When it still waits 5 min after a machine that could have taken it became Ready, it is no longer asked for,
-until its spec or the reasons in its message change: one pod that can never run must not hold a machine for ever. This
-module must never begin to ask for a pod of a row that is unmet or whose machines are still coming: the row's own demand
-asks for it already.
+The scheduler decides what fits (docs/spec/operator.md §3). A pod counts only while its message names capacity. If it
+still waits 5 min after a suitable machine became Ready, it is no longer requested until its spec or the reasons in its
+message change: a pod that can never run must not hold a machine forever. A pod is never requested once more while its
+row is unmet or the row's machines are still coming, because the row's own demand requests it already.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
 """Checks which rights a process lacks, by SelfSubjectAccessReviews: at start, and when a request was forbidden.
 
-All rights are asked for, so that a person repairs them at once and not one by one.
+All missing rights are reported together, so that they can be granted at once.
 """
 
 import asyncio
@@ -87,7 +87,7 @@ async def _review(api: KubernetesApi, right: Right, verb: str) -> bool:
 
 
 class RightsMonitor:
-    """Names the rights that a running process has lost, and says when they are back.
+    """Reports the rights that a running process has lost, and when they are granted again.
 
     What the process does with the rights that it has goes on; each part retries what was forbidden.
     """

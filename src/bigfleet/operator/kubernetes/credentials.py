@@ -1,6 +1,6 @@
-"""Reads what a client proves its identity with: tokens, client certificates, files that rotate, credential plugins.
+"""Reads the credentials of a client: tokens, client certificates, files that rotate, credential plugins.
 
-A `CredentialSource` is asked before each request and answers from memory as long as nothing has changed. Secrets are
+A `CredentialSource` is asked before each request and answers from memory unless something has changed. Secrets are
 never logged and are in no message.
 """
 

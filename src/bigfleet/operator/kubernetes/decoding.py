@@ -44,7 +44,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class MalformedAnswer(Exception):
-    """An answer is no JSON, or not what the request is answered with."""
+    """An answer is not JSON, or not of the type that the request returns."""
 
 
 class _WatchFrame(msgspec.Struct, Generic[T], gc=False):

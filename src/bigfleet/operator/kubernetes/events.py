@@ -1,8 +1,8 @@
 """Records Events about objects: deduplicates them, and writes them in a task of its own.
 
-They are core/v1 Events: `kubectl describe` and `kubectl get events` show them, the fields that events.k8s.io/v1
-requires beyond them say nothing here, and API servers serve both from one store. An Event is a help for people and
-nothing depends on it: what cannot be written is counted and dropped, and recording one never waits.
+They are core/v1 Events, which `kubectl describe` and `kubectl get events` show. API servers serve core/v1 and
+events.k8s.io/v1 from one store; the additional required fields of the latter have no use here. Nothing depends on an
+Event: one that cannot be written is counted and dropped, and recording one never waits.
 """
 
 import asyncio

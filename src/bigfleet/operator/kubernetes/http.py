@@ -1,7 +1,7 @@
 """Talks to an API server over HTTP: implements KubernetesApi with aiohttp and decodes with msgspec.
 
-Every failure is an ApiError that names the request. Requests are not retried here, but for one thing: a request that is
-refused with 401 is sent once more if the credentials have changed. Nothing here may log a header or a body.
+Every failure is an ApiError that names the request. Requests are not retried here, with one exception: a request that
+gets 401 is sent once more if the credentials have changed. Nothing here may log a header or a body.
 """
 
 import os
@@ -478,7 +478,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _connection_fault(error: Exception) -> str:
-    """Return what went wrong with a connection, for a person."""
+    """Return the fault of a connection, for an error text."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return str(error.certificate_error)
     if isinstance(error, aiohttp.ClientConnectorError):

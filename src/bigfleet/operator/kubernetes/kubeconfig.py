@@ -299,7 +299,7 @@ def _server(cluster: _Entry) -> str:
     except ValueError:
         valid = False
     if not valid or parts.query or parts.fragment:
-        raise cluster.fault("server", f"{server!r} is no URL of a server; write one such as https://10.0.0.1:6443")
+        raise cluster.fault("server", f"{server!r} is not a URL of a server; write one such as https://10.0.0.1:6443")
     if parts.username is not None:
         raise cluster.fault("server", f"holds a user name; {_INSTEAD['password']}")
     return server.rstrip("/")

@@ -1,9 +1,9 @@
 """Elects one leader among processes by a Lease, and runs the leader's work while it leads.
 
-The times of other machines are never compared: a candidate measures on its own monotonic clock for how long it has seen
-the Lease unchanged. As long as clocks run at the same rate, two never lead at once: a leader gives up
-`renew_seconds_max` after the start of its last renewal that was stored, a candidate waits `lease_seconds` from when
-it first saw that renewal, and the difference is the time in which the leader's work must end.
+Clocks of two machines are never compared: a candidate measures on its own monotonic clock how long the Lease has been
+unchanged. If clocks run at the same rate, two processes never lead at once: a leader stops `renew_seconds_max` after
+the start of its last stored renewal, a candidate waits `lease_seconds` after it first saw that renewal, and the
+leader's work must end within the difference.
 """
 
 import asyncio

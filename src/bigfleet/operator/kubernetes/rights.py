@@ -1,8 +1,8 @@
 """Lists the rights that the operator and the pod controller need, with each option (docs/spec/operator.md §12).
 
-The manifests in deploy/kubernetes grant exactly these, and a process asks for each at start
-(`bigfleet.operator.kubernetes.access`). A right must never be added for convenience: a leaked token of
-the operator has all of them.
+The manifests in deploy/kubernetes grant exactly these, and a process checks each at start
+(`bigfleet.operator.kubernetes.access`). A right must never be added for convenience: a leaked token of the operator has
+all of them.
 """
 
 from typing import Final

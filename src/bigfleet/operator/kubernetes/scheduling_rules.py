@@ -1,6 +1,6 @@
-"""Judges labels and taints by the scheduler's rules: selectors, node affinity, tolerations.
+"""Evaluates labels and taints by the scheduler's rules: selectors, node affinity, tolerations.
 
-Without resources and without other pods. What cannot be judged from what is read counts as no match.
+Resources and other pods are not considered. A rule that cannot be evaluated counts as no match.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,8 +1,8 @@
-"""Lets equal parts of stored CapacityRequests be one object in memory.
+"""Shares equal parts of stored CapacityRequests in memory.
 
-Replicas ask for the same, and the operator writes the same conditions into thousands of requests: decoded one by one
-they take most of the memory of a request. Structs are never changed after decoding, so nothing depends on whose part it
-is. A part must never be shared with one that differs in any field.
+Replicas have the same spec, and the operator writes the same conditions to thousands of requests: without sharing,
+these parts take most of the memory of a request. Structs are never changed after decoding, so sharing is safe. A part
+must never be shared with one that differs in any field.
 """
 
 from typing import Final, TypeVar

@@ -24,7 +24,7 @@ def rfc3339_micro(unix_nanos: int) -> str:
 
 
 def unix_seconds(text: str | None) -> float | None:
-    """Return the moment that an RFC 3339 text names, None for what is none; a text without an offset is none."""
+    """Return the moment of an RFC 3339 text; None for any other text, such as one without an offset."""
     try:
         moment = datetime.fromisoformat(text or "")
     except ValueError:

@@ -1,7 +1,7 @@
-"""Defines how flows see the objects of one kind: a read-only view, and a listener that hears each change.
+"""Defines how flows see the objects of one kind: a read-only view, and a listener that is called for each change.
 
 `bigfleet.operator.kubernetes.reflector` keeps a view up to date and calls the listeners; tests and the simulation may
-do so by hand. A listener is called on the event loop and never waits.
+do so directly. A listener is called on the event loop and never waits.
 """
 
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ class AvailableCapacities:
         self._ended_seconds: float | None = clock.monotonic_seconds()
 
     def session_opened(self) -> None:
-        """Hear that a session stands."""
+        """Note that a session is open."""
         self._ended_seconds = None
 
     def session_closed(self) -> None:

@@ -1,8 +1,8 @@
-"""Cordons a Node for a drain and takes that back, each in one patch (docs/spec/operator.md §7.2, §7.4).
+"""Cordons a Node for a drain and uncordons it if the drain is withdrawn, each in one patch.
 
-Each patch is based on the Node as the API server has it now, and is refused if the Node has changed since: whether a
-person cordoned it decides whether a withdrawal may uncordon it. A Node that was made again under the same name is never
-touched.
+docs/spec/operator.md §7.2, §7.4. Each patch is based on the Node as the API server has it now, and is rejected if the
+Node has changed since. A withdrawal uncordons a Node only if no person had cordoned it. A Node that was created again
+under the same name is never touched.
 """
 
 from dataclasses import replace
@@ -23,7 +23,7 @@ _DEADLINE_STEP_SECONDS: Final = 1.0
 
 
 class NodeGone(Exception):
-    """The Node is gone, or another one has its name (`is_replaced`)."""
+    """The Node does not exist any more, or another one has its name (`is_replaced`)."""
 
     def __init__(self, message: str, *, is_replaced: bool = False) -> None:
         super().__init__(message)

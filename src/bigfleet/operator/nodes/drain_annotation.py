@@ -1,7 +1,7 @@
-"""Reads and writes the annotation that a Node carries while it is drained (docs/spec/operator.md §7.2, §7.5).
+"""Reads and writes the annotation that a Node has while it is drained (docs/spec/operator.md §7.2, §7.5).
 
-It is all that a new leader needs to go on. Its deadline is wall clock, because it crosses processes. A text that cannot
-be read is an error that the caller shows; it is never taken for a drain.
+It is all that a new leader needs to continue the drain. Its deadline is wall clock time, because it crosses processes.
+A text that cannot be parsed is an error that the caller reports; it is never taken for a drain.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Executes the drains that the shard asks for: starts, hastens, withdraws and resumes them (docs/spec/operator.md §7).
 
-One task a machine. Everything that a later process needs is in the annotation of the Node. A drain's result goes to
-`finished` once. The drain is remembered until its machine's state ends it, because a withdrawal must find what was
-cordoned. A Node that was not found with certainty is never drained.
+One task per machine. Everything that a later process needs is in the annotation of the Node. A drain's result is passed
+to `finished` once. The drain is stored until its machine's state ends it, because a withdrawal must find what was
+cordoned. A Node is drained only if it certainly belongs to the machine.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Evicts and deletes single pods, and says what the API server made of it (docs/spec/operator.md §7.3).
+"""Evicts and deletes single pods, and classifies the API server's answers (docs/spec/operator.md §7.3).
 
-Evictions go through policy/v1, so that disruption budgets are honoured; the pod's UID is a precondition, so that a new
-pod of the same name is never meant. The API server decides by the status of a budget, which may be behind the pods, so
-that the pods are counted here as well. Only `delete` goes around budgets, and only --drain-force leads there.
+Evictions use policy/v1, so disruption budgets are honoured. The pod's UID is a precondition, so a new pod of the same
+name is never evicted. The API server decides by the status of a budget, which may lag behind the pods, so the pods are
+counted here as well. Only `delete` bypasses budgets, and it is used only with --drain-force.
 """
 
 import math
@@ -73,7 +73,7 @@ class PodEvictor:
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
 
     def _problem(self, pod: PodObject, budgets: Iterable[DisruptionBudget]) -> str:
-        """Return why a budget forbids the eviction by the pods that are here, "" where none does."""
+        """Return why a budget forbids the eviction, by the cached pods; "" if none does."""
         if not is_healthy(pod):
             # The API server knows what the budget says of such pods.
             return ""

@@ -1,8 +1,8 @@
 """Ties the Nodes of the cluster to the machines that the shard has named (docs/spec/operator.md §7.1, §10).
 
-A Node is tied by its machine-id label, else by its provider id; then label and annotation are written, so that the tie
-outlives the process. Everything is looked up in indexes that follow each change; no event costs a scan. A match that is
-not the only one is named and never guessed: the wrong Node must not be drained.
+A Node is tied by its machine-id label, else by its provider id. Then label and annotation are written, so that the tie
+outlives the process. Lookups use indexes that follow each change; no event costs a scan. An ambiguous match is reported
+and never resolved by a guess: the wrong Node must not be drained.
 """
 
 from collections import defaultdict
@@ -43,7 +43,7 @@ class NodeSearch:
 
 @dataclass(slots=True)
 class _ReportedMachine:
-    """What the shard last said of a machine."""
+    """The newest frame of the shard about a machine."""
 
     provider_id: str
     state: MachineState
@@ -201,7 +201,7 @@ class NodeMatcher:
         self._tie_all(candidates)
 
     def node_state(self, update: NodeStateUpdate) -> None:
-        """Hear what the shard says of a machine."""
+        """Handle a frame of the shard about a machine."""
         machine_id = update.machine_id
         if update.state in UNBOUND_STATES or update.state is MachineState.UNSPECIFIED:
             self._forget(machine_id)
@@ -333,7 +333,13 @@ class NodeMatcher:
     def _is_alone(self, machine_id: str, rivals: set[str]) -> bool:
         if rivals == {machine_id}:
             return True
-        log.warning("operator.machine_ambiguous", machine=machine_id, machines=sorted(rivals), reason="provider ids")
+        log.warning(
+            "operator.machine_ambiguous",
+            machine=machine_id,
+            machines=sorted(rivals),
+            reason="provider ids",
+            advice=f"set the label {MACHINE_ID} on the Node of each of these machines",
+        )
         return False
 
     def _unlabelled(self, names: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
-"""Names what the operator writes: labels, UpcomingNodes, AvailableCapacities (docs/spec/operator.md §2.4).
+"""Derives the names that the operator writes: labels, UpcomingNodes, AvailableCapacities (docs/spec/operator.md §2.4).
 
-A machine id may be any text, a label or an object name may not: what does not fit is hashed, and the raw id stands in
-an annotation and in the spec. Equal ids always give equal names.
+A machine id may be any text; a label value or an object name may not. An id that does not fit is hashed, and the
+original is stored in an annotation and in the spec. Equal ids always give equal names.
 """
 
 import hashlib

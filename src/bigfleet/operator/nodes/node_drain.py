@@ -1,7 +1,7 @@
 """Drains one Node: cordons it and evicts its pods until none is left (docs/spec/operator.md §7.3).
 
-The pods are those of the cache; that none is left is confirmed by the API server, because a cache may be behind. A
-budget is never bypassed before the deadline, and after it only by force.
+The pods are those of the cache. That none is left is confirmed by the API server, because a cache may lag. A budget is
+never bypassed before the deadline, and after it only with --drain-force.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from bigfleet.model.frames import DrainOutcome, DrainResult
 from bigfleet.model.ids import Rng
 from bigfleet.operator.backoff import doubled_seconds
 from bigfleet.operator.drains import DrainRecord
+from bigfleet.operator.kubernetes.access import ADVICE
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.resources import PODS
@@ -240,7 +241,7 @@ class NodeDrain:
         self._forbidden_text = text
         if self._forbidden_since_seconds is None:
             self._forbidden_since_seconds = now_seconds
-            log.warning("drain.forbidden", machine=self._drain.record.machine_id, error=text)
+            log.warning("drain.forbidden", machine=self._drain.record.machine_id, error=text, advice=ADVICE)
         if self._drain.is_voluntary and now_seconds - self._forbidden_since_seconds >= FORBIDDEN_SECONDS:
             raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, f"the operator lacks a right: {text}")
 

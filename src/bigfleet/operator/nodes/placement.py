@@ -33,7 +33,7 @@ class NodeRoom:
 
     @classmethod
     def of(cls, node: NodeObject, requested: Mapping[str, int], pods: int) -> "NodeRoom":
-        """Return what a node has left beside `requested` by so many `pods`; nothing of what it does not say."""
+        """Return a node's free resources beside `requested` by so many `pods`; 0 of what it does not declare."""
         allocatable = {}
         for name, quantity in (node.status.allocatable or {}).items():
             try:

@@ -1,8 +1,8 @@
-"""Indexes the pods of a cluster by node, with running sums of what they request.
+"""Indexes the pods of a cluster by node, with running sums of their requests.
 
-One pass per change of a pod, none over the other pods. A pod that has finished requests nothing of its node and is
-absent. A pod whose requests cannot be read counts as a pod without requests: what is summed here is a report and a
-forecast, and nothing may be drained because of it.
+A change of a pod costs one update and no scan. A pod that has finished requests nothing and is absent. A pod whose
+requests cannot be read counts as a pod without requests: the sums are used for reports and forecasts, never to decide
+on a drain.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,8 @@
 """Decides whether a node may be drained for a voluntary reclaim: its pods must find room on the other nodes.
 
 A forecast by first fit (`bigfleet.operator.nodes.placement`). Room that was promised to the pods of one drain counts
-for no other drain until those pods have moved, and nodes that are being drained offer no room at all. This module reads
-caches and remembers promises; it must never touch a node.
+for no other drain until those pods have moved. Nodes that are being drained offer no room. This module reads caches and
+stores promises; it must never touch a node.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Set

@@ -1,8 +1,8 @@
-"""Reports to the shard what the cluster sees of each machine's Node (docs/spec/operator.md §10).
+"""Reports to the shard the state of each machine's Node (docs/spec/operator.md §10).
 
-A change of name or readiness is sent at once. What the pods on a Node request changes with every pod: it is coalesced,
-so that a machine's status is sent at most every 30 seconds for it. Nothing is sent for a machine that the shard has not
-named, nor for one that several Nodes fit.
+A change of name or readiness is sent at once. The requests of the pods on a Node change with every pod, so they are
+coalesced: for them a machine's status is sent at most every 30 seconds. Nothing is sent for a machine that the shard
+has not named, nor for one that several Nodes match.
 """
 
 from collections.abc import Callable

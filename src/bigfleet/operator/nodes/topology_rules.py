@@ -1,8 +1,8 @@
-"""Judges a pod's rules about other pods: required affinity and anti-affinity, and spreads that forbid scheduling.
+"""Evaluates a pod's rules about other pods: required affinity and anti-affinity, and spreads with DoNotSchedule.
 
 Built for one kind of pod from the pods that stay where they are, then updated with each pod that is placed. Terms that
-select namespaces by label count as all namespaces where that forbids more, and as none where it would allow more: the
-operator does not read namespaces.
+select namespaces by label are rounded to the safe side, because the operator does not read namespaces: they match all
+namespaces where that forbids more, and none where it would allow more.
 """
 
 from collections import Counter

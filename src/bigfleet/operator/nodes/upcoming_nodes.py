@@ -1,9 +1,9 @@
 """Shows each machine of the cluster as an UpcomingNode object (docs/spec/operator.md §8).
 
-The phase follows the newest frame of the machine, the conditions what the cluster sees of its Node and its drain.
-Frames are coalesced by machine: one worker handles a machine at a time and writes what differs from what is stored.
-After any order, loss and repetition of frames, a resync ends in exactly the objects of the bound machines. Objects
-without our label are never deleted.
+The newest frame of the machine sets the phase; its Node and its drain set the conditions. Frames are coalesced by
+machine: one worker handles a machine at a time and writes what differs from the stored object. After any order, loss
+and repetition of frames, a resync results in exactly the objects of the bound machines. Objects without our label are
+never deleted.
 """
 
 from collections import Counter
@@ -119,7 +119,7 @@ class UpcomingNodes:
         self._node_changed(result.machine_id)
 
     def put(self, stored: UpcomingNode, former: UpcomingNode | None) -> None:
-        """Follow one stored object; one that somebody else changed is put right."""
+        """Handle a stored object; if another writer changed it, queue it to be corrected."""
         name = stored.metadata.name
         known = self._stored.get(name)
         if known is not None and _is_older(stored, known):
@@ -133,7 +133,7 @@ class UpcomingNodes:
             self._queue.put(self._reconcile, name)
 
     def remove(self, former: UpcomingNode) -> None:
-        """Forget one stored object; one that somebody else deleted comes back if its machine is still shown."""
+        """Forget a stored object; if another writer deleted it and its machine is still shown, it is created again."""
         name = former.metadata.name
         known = self._stored.get(name)
         if known is None or known.metadata.uid != former.metadata.uid:
@@ -160,7 +160,7 @@ class UpcomingNodes:
     # ---- writing ------------------------------------------------------------------------------------------------
 
     async def _reconcile(self, name: str) -> None:
-        """Bring one object to what its machine's newest frame says."""
+        """Write one object as its machine's newest frame demands."""
         machine_id = self._machine_by_name.get(name)
         frame = self._frames.get(machine_id) if machine_id is not None else None
         if frame is None:

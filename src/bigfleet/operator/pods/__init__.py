@@ -1,4 +1,4 @@
-"""Turns pods into CapacityRequests: the mapping, its defaults, and the controller that keeps one request per pod.
+"""Converts pods to CapacityRequests: the mapping, its defaults, and the controller that maintains one request per pod.
 
-The mapping is pure. The controller writes through `bigfleet.operator.kubernetes.api` alone.
+The mapping is pure. The controller writes through `bigfleet.operator.kubernetes.api` only.
 """

@@ -1,7 +1,7 @@
-"""Writes what a pod requests as the resources of its CapacityRequest.
+"""Computes the resources of a pod's CapacityRequest from the pod's requests.
 
-Only requests count. The API server fills a container's absent requests from its limits before it stores the pod, so
-that limits are never read here (docs/spec/operator.md §11).
+The API server fills a container's absent requests from its limits before it stores the pod, so limits are never read
+here (docs/spec/operator.md §11).
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""Maintains exactly one CapacityRequest for each pod that asks for capacity, for the pod's whole life.
+"""Maintains exactly one CapacityRequest for each pod that needs capacity, for the pod's whole life.
 
-docs/spec/operator.md §11. Each pod is looked at again after every change of any kind; what is written
-depends on the newest state alone. Requests of pods that are gone are deleted only after both caches have been read
-completely, while the pods' cache follows the server, and after the server itself has said that the pod is gone. The
-same holds for pods on Nodes that BigFleet did not provide (`bigfleet.operator.pods.unmanaged_nodes`).
+docs/spec/operator.md §11. Each change of a pod queues it again; what is written depends on the newest state only. The
+request of a pod that is gone is deleted only if both caches have been read completely, the pods' cache follows the
+server, and the server itself has confirmed that the pod is gone. The same holds for pods on Nodes that BigFleet did not
+provide (`bigfleet.operator.pods.unmanaged_nodes`).
 """
 
 import asyncio
@@ -272,7 +272,10 @@ class PodController:
         standing = standing_of(pod)
         if standing is PodStanding.UNREADABLE:
             # What it asks for is unknown, so the request that it has stays.
-            _log.warning("operator.pod_unreadable", pod=pod.metadata.name, namespace=pod.metadata.namespace)
+            advice = "its CapacityRequest, if it has one, stays as it is"
+            _log.warning(
+                "operator.pod_unreadable", pod=pod.metadata.name, namespace=pod.metadata.namespace, advice=advice
+            )
             return ReconcileOutcome.ERROR
         if standing is PodStanding.LEAVING:
             return ReconcileOutcome.EXCLUDED

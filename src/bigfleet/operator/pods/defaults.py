@@ -1,4 +1,4 @@
-"""Reads the penalties that pods of a PriorityClass have when their annotations name none.
+"""Reads the penalties that pods of a PriorityClass get if their annotations name none.
 
 docs/spec/operator.md §11. The file is read completely or not at all; a fault names file, line, place and remedy.
 """
@@ -60,7 +60,7 @@ def penalty_text(text: str) -> str:
 
 
 def read_penalty_defaults(path: Path) -> PenaltyDefaults:
-    """Return what a file says; an empty one names no class. Raises PenaltyDefaultsFault for its first fault."""
+    """Return the defaults of a file; an empty file has none. Raises PenaltyDefaultsFault for its first fault."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -91,7 +91,7 @@ class _DefaultsReader:
         self._path = path
 
     def defaults(self, root: yaml.Node) -> PenaltyDefaults:
-        """Return what the file says. Raises PenaltyDefaultsFault for its first fault."""
+        """Return the defaults of the file. Raises PenaltyDefaultsFault for its first fault."""
         by_class: dict[str, ClassPenalties] = {}
         for name, key, value in self._entries(root, "the file", _CLASS_REMEDY):
             if not name:

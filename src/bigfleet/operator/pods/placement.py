@@ -56,7 +56,7 @@ class PodPlacement:
 
 
 def place_pod(pod: PodObject) -> PodPlacement:
-    """Return what the request of the pod says of other pods."""
+    """Return the rules about other pods in the pod's request."""
     placed = PodPlacement()
     exclusions: list[_Exclusion] = []
     affinity = pod.spec.affinity

@@ -1,9 +1,9 @@
-"""Says which Nodes of the cluster BigFleet did not provide: pods that run there need no capacity from it.
+"""Decides which Nodes of the cluster BigFleet did not provide: pods that run there need no capacity from it.
 
-docs/spec/operator.md §11. A machine without claims is reclaimed, and its pods are evicted. Therefore a Node in doubt is
-BigFleet's: it is unmanaged only if nothing ties it to a machine, and if it cannot be a machine that has not joined yet.
-A Node that was tied once stays BigFleet's until it is deleted, or this process ends. Each change of the answer names
-the Node, so that its pods can be looked at again.
+docs/spec/operator.md §11. A machine without claims is reclaimed, and its pods are evicted. Therefore a Node counts as
+BigFleet's in case of doubt. It is unmanaged only if nothing ties it to a machine and it cannot be a machine that has
+not joined yet. A Node that was tied once stays BigFleet's until it is deleted or this process ends. Each change of the
+result names the Node, so that its pods are handled again.
 """
 
 from collections import Counter

@@ -1,6 +1,6 @@
-"""Maps the volumes of a pod to requirements: where a bound volume can be attached, the pod must run.
+"""Maps the volumes of a pod to requirements: a pod must run where its bound volumes can be attached.
 
-A claim that is not bound yet asks for nothing: its volume is made where the pod is placed.
+A claim that is not bound yet adds no requirement: its volume is created where the pod is placed.
 """
 
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""Holds the backends that are shipped: simulated, partitioned, fake, fault, multiplex."""
+"""Contains the shipped backends: simulated, partitioned, exec, libvirt, aws, fake, fault, multiplex."""

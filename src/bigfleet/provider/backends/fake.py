@@ -98,7 +98,7 @@ class FakeBackend:
         self.clusters.pop(machine.id, None)
 
     async def adopt(self, machine: MachineView) -> Found:
-        """Say what this object holds."""
+        """Return what this object has of the machine."""
         return found_in_memory(machine, self.hosts, self.clusters)
 
 

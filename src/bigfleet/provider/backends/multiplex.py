@@ -1,7 +1,7 @@
 """Combines several backends: each machine belongs to the one whose prefix its id begins with.
 
-docs/spec/provider.md §16. A part whose inventory breaks hides nothing of the others, and nothing follows from its
-silence. A fact outside of its part's prefix must never be taken.
+docs/spec/provider.md §16. If a part cannot read its inventory, the other parts are unaffected and its machines stay as
+they are. A fact outside its part's prefix is never accepted.
 """
 
 import asyncio

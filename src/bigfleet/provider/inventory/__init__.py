@@ -1,1 +1,1 @@
-"""Keeps records in line with the backend's inventory and its offers."""
+"""Reconciles records with the backend's inventory and its offers."""

@@ -1,7 +1,7 @@
-"""Reads an offerings file: what a provider has on offer, as a JSON array of kinds of slots with counts.
+"""Reads an offerings file: the slots of a provider, as a JSON array of kinds of slots with counts.
 
-docs/spec/provider.md §19. Every mistake of the file is listed, with entry and key. What to do about a mistake is
-decided in `bigfleet.provider.inventory.offers` and the core. Nothing here may drop an entry silently.
+docs/spec/provider.md §19. Every mistake of the file is listed, with entry and key. `bigfleet.provider.inventory.offers`
+and the core decide what follows from a mistake. Nothing here may drop an entry silently.
 """
 
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ def read_offerings(path: Path, provider: str, dialect: OfferingDialect = STANDAR
     try:
         entries = load_json(read_bounded(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
-        raise OfferingsUnreadable(f"{path}: {error.strerror}") from error
+        raise OfferingsUnreadable(f"{path}: {error.strerror}; name a file that can be read") from error
     except ValueError as error:
         raise OfferingsUnreadable(f"{path}: not JSON: {error}") from error
     if not isinstance(entries, list):

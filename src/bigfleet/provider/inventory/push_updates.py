@@ -1,4 +1,4 @@
-"""Commits what a backend pushes: prices, interruption warnings, losses; each before its call returns.
+"""Commits what a backend pushes (prices, interruption warnings, losses), each before its call returns.
 
 docs/spec/provider.md §13. A bad value is quarantined and changes nothing. A push must never reach a machine that the
 inventory does not hold.

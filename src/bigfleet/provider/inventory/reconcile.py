@@ -1,7 +1,7 @@
 """Reconciles records with inventory and offers, and holds changes back if the inventory looks like an outage.
 
-docs/spec/provider.md §12, §13. State, host and binding change by the table there only; doubt never destroys. A failing
-or broken inventory must change nothing.
+docs/spec/provider.md §12, §13. State, host and binding change only as the table there says. In doubt, nothing is
+removed. A failing or broken inventory must change nothing.
 """
 
 import asyncio
@@ -427,7 +427,8 @@ class InventoryReconciler:
         for machine_id in losses:
             del plan.effects[machine_id]
         self.braked = Braked(effects=losses, machines=machines)
-        _log.error("reconcile.braked", passes=len(losses), machines=machines)
+        advice = "check the backend; if the hosts are gone, run bigfleet provider admin accept-losses"
+        _log.error("reconcile.braked", passes=len(losses), machines=machines, advice=advice)
         return "braked"
 
     # ---- applying ------------------------------------------------------------------------------------------------

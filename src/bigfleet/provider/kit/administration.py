@@ -1,7 +1,7 @@
-"""Implements what an administrator may do to a running provider: inspect, recover failed machines, allow losses.
+"""Implements what an administrator may do to a running provider: inspect, recover failed machines, accept losses.
 
-docs/spec/provider.md §13, §14. Each is one audit line: who, what, before, after. No rule of the kit is stepped around
-but those that are named here, and a person must never do by one word what stops a machine that may serve.
+docs/spec/provider.md §13, §14. Each change is one audit line: who, what, before, after. Only the rules named here can
+be bypassed. Stopping a machine that may serve always needs a second confirmation.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ TARGETS = {
 
 
 class AdminRefused(Exception):
-    """What was asked for may not be done; the text says why and what would help."""
+    """The command is rejected; the text gives the reason and the remedy."""
 
 
 class Administration:

@@ -1,6 +1,6 @@
 """Implements the six calls of a provider, each checked in the order of docs/spec/provider.md §3.
 
-A mutating call takes the machine's turn, and its acceptance, its mark and its effects are one commit; the work begins
+A mutating call waits for the machine's turn. Its acceptance, its mark and its effects are one commit; the work begins
 after it (`bigfleet.provider.operations.operation_runner`). A refused call must leave the record exactly as it was.
 """
 

@@ -1,6 +1,6 @@
 """Defines the options of a provider that do not belong to its backend (docs/spec/provider.md §19).
 
-Nothing here may have a value that does nothing.
+Every option must have an effect.
 """
 
 from dataclasses import dataclass, field

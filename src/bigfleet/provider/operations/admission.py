@@ -1,7 +1,7 @@
 """Requests admission from backends whose slots share capacity, and adds the answer to the change.
 
-docs/spec/provider.md §3 step 10, §16. The ledger gives such a backend one turn at a time, so the view that an answer
-was made of is the view that it is committed to. An answer must never touch a machine that is in use.
+docs/spec/provider.md §3 step 10, §16. The ledger gives such a backend one turn at a time, so an answer is committed to
+the view that it was computed from. An answer must never touch a machine that is in use.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Calls an author's code: functions in a bounded pool, coroutines on the loop, both with timeouts.
+"""Calls the backend's code: functions in a bounded pool, coroutines on the loop, both with timeouts.
 
-docs/spec/provider.md §6, §16. A call that overran is cancelled and not awaited; what it brings later is handed to a
+docs/spec/provider.md §6, §16. A call that exceeds its time is cancelled and not awaited; a late result is passed to a
 callback. Nothing here may wait for a call beyond its time.
 """
 

@@ -156,7 +156,8 @@ class Recovery:
             return found
         if is_bound or adapter.deletes is None or record.slot.fixed:
             self._metrics.recoveries.labels("auto", "kept_failed").inc()
-            _log.warning("recovery.machine_left_failed", machine_id=record.id, found=found.kind.value)
+            advice = "check the host and the cluster, then run bigfleet provider admin recover"
+            _log.warning("recovery.machine_left_failed", machine_id=record.id, found=found.kind.value, advice=advice)
             return None
         return await self._give_back(record, found)
 

@@ -1,7 +1,7 @@
 """Resolves operations that a restart interrupted: resumes, checks or fails them.
 
-docs/spec/provider.md §12. Runs once, before anything is served. Nothing may be left in a transitional state without
-somebody who drives it.
+docs/spec/provider.md §12. Runs once, before anything is served. No machine may be left in a transitional state without
+an operation that ends it.
 """
 
 from dataclasses import replace

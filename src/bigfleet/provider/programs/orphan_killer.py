@@ -1,4 +1,4 @@
-"""Ends the programs of a provider that was killed, by a helper process, before the next start runs any.
+"""Ends the programs of a killed provider before the next start runs any, with a helper process.
 
 docs/spec/exec-provider.md §6, docs/adr/0227-a-killed-provider-leaves-no-program.md. The helper shares a lock with the
 provider and holds it until the programs have ended.

@@ -1,7 +1,7 @@
-"""Holds one process of a user's program: its group, its pipes, and what of its output is retained.
+"""Manages one process of a user's program: its group, its pipes, and the part of its output that is retained.
 
-Standard output goes to a function as it comes, of standard error the end is retained. No wait is longer than its
-bound, and what is retained has one.
+Standard output is passed to a function as it arrives; of standard error the end is retained. All waits and retained
+output are bounded.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Removes a secret from texts that others may read: the bytes themselves and their base64.
 
-docs/spec/exec-provider.md §6. A program gets the bootstrap blob on standard input and may print it. This module
-must never store a secret beyond the call that has it.
+docs/spec/exec-provider.md §6. A program gets the bootstrap blob on standard input and may print it. A secret is never
+stored longer than the call that has it.
 """
 
 import base64

@@ -1,7 +1,7 @@
-"""Runs a user's program for one call: the question on standard input, the answer on standard output, in its time.
+"""Runs a user's program for one call, within its time: request on standard input, answer on standard output.
 
-docs/spec/exec-provider.md §2, §6. Every way to end has its own result: exit code, signal, time, a broken answer. What a
-program was given must never reach a text that this module returns or raises.
+docs/spec/exec-provider.md §2, §6. Each way to end has its own result: exit code, signal, timeout, malformed answer. The
+program's input must never be in a text that this module returns or raises.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """Defines the four mutating calls: source state, transitional state, target state, timeout.
 
-The next module to read is `bigfleet.provider.records.lifecycle`, which applies these edges to records. Nothing here may
-know a machine.
+Read `bigfleet.provider.records.lifecycle` next, which applies these edges to records. Nothing here may know a machine.
 """
 
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Defines what the provider keeps of a machine beyond what readers see (docs/spec/provider.md §8, §9).
+"""Defines the record of a machine, including the fields that readers do not see (docs/spec/provider.md §8, §9).
 
 A record is a frozen value; `bigfleet.provider.records.lifecycle` makes the next one. Nothing here may do I/O.
 """

@@ -43,7 +43,7 @@ class StoreDown(Exception):
 
 
 class StartRefused(Exception):
-    """The provider cannot start with what it was given; the message names what and where."""
+    """The provider cannot start; the message names the flag or file and the fault."""
 
 
 class OfferingsRefused(StartRefused):

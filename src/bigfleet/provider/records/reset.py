@@ -1,6 +1,6 @@
-"""Decides what a drained machine still carries, and which cluster it may serve next (docs/spec/provider.md §8).
+"""Decides what data a drained machine still has, and which cluster it may serve next (docs/spec/provider.md §8).
 
-The declaration of a backend is `Limits.reset`; the label of a machine overrides it. Pure functions.
+The backend declares it in `Limits.reset`; the label of a machine overrides it. Pure functions.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Encrypts bootstrap blobs at rest, so that a Configure can be driven again after a restart.
 
-AES-256-GCM with the author's key; machine and operation are bound to the text, so that a row that was moved to another
-machine does not open. A blob must never be stored but through this, nor outlive its Configure.
+AES-256-GCM with the author's key. Machine and operation are bound to the ciphertext, so a row that was moved to another
+machine cannot be decrypted. A blob is stored only through this module, and never longer than its Configure runs.
 """
 
 from dataclasses import dataclass, field

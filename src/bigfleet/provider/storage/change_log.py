@@ -1,7 +1,7 @@
 """Orders records by their last change: appends, removes anywhere, reads from a position.
 
-Every operation costs what it touches, never the size of the fleet, except `all`, which copies references. It is
-owned by `bigfleet.provider.storage.view`. A journal must never hold one id twice; its owner removes the old place
+The cost of an operation grows with the records it touches, never with the fleet, except `all`, which copies references.
+It is owned by `bigfleet.provider.storage.view`. It must never have one id twice; its owner removes the old position
 first.
 """
 

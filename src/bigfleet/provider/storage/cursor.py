@@ -1,6 +1,6 @@
 """Encodes the opaque cursor of List: 28 bytes that say what a reader has seen (docs/spec/provider.md §10).
 
-Whatever does not fit its checksum is no cursor. A cursor must never make a List fail.
+A text that does not match its checksum is no cursor. A cursor must never make a List fail.
 """
 
 import struct

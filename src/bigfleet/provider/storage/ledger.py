@@ -1,7 +1,8 @@
 """Owns a provider's state: turns per machine, group commit, the committed view (docs/spec/provider.md §3, §10, §11).
 
-Whoever changes a machine takes its turn, makes the next record with `lifecycle`, and commits; readers see it after the
-commit, in order. Commits of many turns share one transaction. Nothing that failed to commit must ever be seen.
+To change a machine, a caller takes its turn, computes the next record with `lifecycle`, and commits. Readers see it
+after the commit, in order. Commits of many turns share one transaction. A change that failed to commit must never be
+seen.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What one turn wants to happen. At most one of record and removal."""
+    """The change that one turn commits. At most one of record and removal."""
 
     record: Record | None = None
     removed_id: str | None = None
@@ -235,7 +236,8 @@ class Ledger:
             await self._offload(lambda: self._store.commit(batch))
         except Exception as error:  # whatever a store raises, the turns of this batch must hear that nothing happened
             self._metrics.store_errors.inc()
-            _log.error("store.commit_failed", error=str(error), changes=len(pending))
+            advice = "nothing was changed; check the disk of the state file"
+            _log.error("store.commit_failed", error=str(error), changes=len(pending), advice=advice)
             for entry in pending:
                 if not entry.done.done():
                     entry.done.set_exception(StoreDown(str(error)))

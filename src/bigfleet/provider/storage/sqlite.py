@@ -174,7 +174,7 @@ class SqliteProviderStore:
         application = connection.execute("PRAGMA application_id").fetchone()[0]
         is_empty = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         if application != _APPLICATION_ID and not (is_empty and version == 0):
-            raise StartRefused(f"{self._path}: this is no provider state; choose another file")
+            raise StartRefused(f"{self._path}: this is not a provider's state file; choose another file")
         if is_empty and connection.execute("PRAGMA page_count").fetchone()[0]:
             raise StartRefused(f"{self._path}: {_NO_TABLES}")
         if version > SCHEMA_VERSION:
@@ -235,7 +235,7 @@ def back_up_provider(state: Path, target: Path) -> int:
     def finish(copy: sqlite3.Connection) -> None:
         application = copy.execute("PRAGMA application_id").fetchone()[0]
         if application != _APPLICATION_ID:
-            raise BackupFault(f"{state}: this is no provider state; name the file of --state")
+            raise BackupFault(f"{state}: this is not a provider's state file; name the file of --state")
         version = copy.execute("PRAGMA user_version").fetchone()[0]
         if version >= SCHEMA_VERSION and not has_checksums(copy):
             raise BackupFault(f"{state}: damaged: its checksums are missing; no backup was made")

@@ -1,7 +1,7 @@
-"""Offers what an author of a provider tests with: fakes, virtual time, seeded ids, the suite, a state machine.
+"""Offers test tools for authors of providers: fakes, virtual time, seeded ids, the suite, a state machine.
 
-docs/spec/provider.md §16. A core that it makes encodes as the served one does. Hypothesis is needed for `four_edges`
-alone. No provider may import this outside of its tests.
+docs/spec/provider.md §16. A core that it makes encodes records like a served one. Only `four_edges` needs Hypothesis.
+Only tests of a provider may import this package.
 """
 
 import random  # noqa: TID251 - every generator made here is seeded by the caller

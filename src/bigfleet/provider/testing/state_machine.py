@@ -1,8 +1,8 @@
 """Drives a backend under the kit at random: calls, legal or not, repeats, stale tokens, restarts.
 
-docs/spec/provider.md §2 to §5, §8, §12, §16, on virtual time. After each step the provider must show what a model of a
-few lines says, to Get, to a full List and to a reader that threads cursors. It is made for substrates on which calls
-succeed. `bigfleet.provider.testing` hands it out; nothing else may import this module, as it needs Hypothesis.
+docs/spec/provider.md §2 to §5, §8, §12, §16, on virtual time. After each step Get, a full List and a reader that
+follows cursors must show what a small model says. It is for substrates on which calls succeed. Import it through
+`bigfleet.provider.testing` only, because it needs Hypothesis.
 """
 
 import tempfile

@@ -1,7 +1,7 @@
-"""Calls a coordinator for a command: one call at a time, at the leader, wherever that is.
+"""Calls a coordinator for a command: one call at a time, at the leader.
 
-docs/spec/wire.md §4 and §10. A replica that does not lead names the leader, and the call is made again there, a few
-times at most. Nothing here is the shards' link; nothing here retries a change whose outcome is not known.
+docs/spec/wire.md §4 and §10. A replica that does not lead names the leader, and the call is repeated there, a few times
+at most. The shards' link does not use it. A change whose outcome is unknown is not retried.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ M = TypeVar("M", bound=Message)
 
 
 class CoordinatorFault(Exception):
-    """A call that was not answered with OK; `address` is where, the text says why."""
+    """A call with another status than OK; `address` is the server's, the text gives the reason."""
 
     def __init__(self, code: grpc.StatusCode, text: str, address: str) -> None:
         super().__init__(text)

@@ -1,7 +1,7 @@
 """Reads a shard over gRPC: every row, machine and action that `ShardRead` shows, one at a time, as messages.
 
-docs/spec/wire.md §9. Machines come page by page and a stream is read as fast as its reader takes it, so that no answer
-is ever held whole. What a broken call means to a person is said here; nothing here retries or changes a shard.
+docs/spec/wire.md §9. Machines are read page by page and a stream as fast as its reader takes it, so no answer is ever
+in memory as a whole. Errors are worded for people here. Nothing here retries or changes a shard.
 """
 
 import socket
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ShardReadFault(Exception):
-    """A question that a shard did not answer; the text says why."""
+    """A call that a shard did not answer; the text gives the reason."""
 
 
 class UnreachableShard(ShardReadFault):

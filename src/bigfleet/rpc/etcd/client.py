@@ -1,8 +1,8 @@
 """Calls etcd v3 over gRPC: ranges, transactions, one lease, one watched key.
 
-docs/spec/coordinator.md §3. It knows several endpoints and asks them in turn: the one that answered last first. A read
-is tried at each of them; a transaction at one only, because only the caller knows what a lost answer means.
-Nothing here knows the coordinator's tables.
+docs/spec/coordinator.md §3. It tries several endpoints in turn, first the one that answered last. A read is tried at
+each of them; a transaction at one only, because only the caller knows what a lost answer means. Nothing here knows the
+coordinator's tables.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class EtcdUnavailable(Exception):
-    """No endpoint answered; the message says what the last one said."""
+    """No endpoint answered; the message is the error of the last one."""
 
 
 class NoAnswer(Exception):
@@ -56,7 +56,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class StoreTls:
-    """What we show to etcd, and by whom we know it; PEM."""
+    """The client certificate for etcd, and the authority of etcd's certificate; PEM."""
 
     authority: bytes
     certificate: bytes

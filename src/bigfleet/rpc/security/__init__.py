@@ -1,1 +1,1 @@
-"""Authenticates peers: TLS, certificates, and which identity may call what."""
+"""Authenticates and authorizes peers: TLS, certificates, and the calls that each identity may make."""

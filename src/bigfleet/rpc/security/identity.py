@@ -1,8 +1,8 @@
-"""Authorizes peers: the one `bigfleet` URI of a certificate, compared with a table of what it may call.
+"""Authorizes peers: compares the one `bigfleet` URI of a certificate with a table of the calls it may make.
 
-docs/spec/wire.md §3, docs/spec/provider.md §17. On a connection in plain text every check is skipped; on one with TLS a
-call that the table does not allow is refused, and so is every name in a message that is not the certificate's. Nothing
-here may look at a message to find out who sent it.
+docs/spec/wire.md §3, docs/spec/provider.md §17. On a plain text connection every check is skipped. On a TLS connection
+a call that the table does not allow is refused, and so is every name in a message that differs from the certificate's.
+The sender is determined by the certificate only, never by a message.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +69,7 @@ class PeerIdentity:
 
 
 class Denied(Exception):
-    """A call that is not the peer's to make; the text says why."""
+    """The peer may not make this call; the text gives the reason."""
 
 
 _READERS = frozenset({PeerRole.ADMIN, PeerRole.READONLY})

@@ -1,6 +1,6 @@
-"""Guards every RPC of a server: who calls, over how many connections, and only then what is asked.
+"""Guards every RPC of a server: checks the caller, then its number of connections, then the request.
 
-docs/spec/wire.md §3 and §4. Nothing here knows a service of ours but the one that checks the caller by itself.
+docs/spec/wire.md §3 and §4. It knows no service except those that check the caller themselves.
 """
 
 import inspect

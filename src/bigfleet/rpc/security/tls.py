@@ -34,7 +34,7 @@ _CURVES = (ec.SECP256R1, ec.SECP384R1)
 
 
 class TlsFault(Exception):
-    """Files that make no credentials; the text names the file and what is wrong with it."""
+    """Files that cannot be used as credentials; the text names the file and the fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class TlsFiles:
         ):
             raise TlsFault(f"{key_path}: the key must be ECDSA P-256, ECDSA P-384 or RSA")
         if private.public_key() != leaf.public_key():
-            raise TlsFault(f"{key_path}: the key does not fit the certificate in {certificate_path}")
+            raise TlsFault(f"{key_path}: not the key of {certificate_path}; name the two files of one pair")
         pair = KeyPair(
             certificate=certificate,
             key=key,
@@ -206,10 +206,10 @@ def _read(path: Path) -> bytes:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise TlsFault(f"{path}: is no file; name a file in PEM format")
+                raise TlsFault(f"{path}: is not a file; name a file in PEM format")
             content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise TlsFault(f"{path}: {error.strerror}") from error
+        raise TlsFault(f"{path}: {error.strerror}; name a file that can be read") from error
     if len(content) > FILE_BYTES_MAX:
         raise TlsFault(f"{path}: has more than {FILE_BYTES_MAX} bytes; name a file in PEM format")
     return content
@@ -227,7 +227,7 @@ def _parse_certificates(path: Path, content: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise TlsFault(f"{path}: holds no PEM certificate") from error
+        raise TlsFault(f"{path}: holds no PEM certificate; name a file in PEM format") from error
 
 
 def _uris(path: Path, certificate: x509.Certificate) -> tuple[str, ...]:

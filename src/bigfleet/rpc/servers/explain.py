@@ -1,9 +1,9 @@
-"""Answers why a row or a machine was decided on as it was, by replaying the last finished cycle with a listener.
+"""Explains why a row or a machine was decided on as it was, by replaying the last finished cycle with a listener.
 
-docs/spec/shard.md §12, docs/adr/0121-explain-one-row.md. The shard keeps what its last finished cycle decided on and
-came to; a question replays one row of it, or one machine, off the loop. If the replay differs from the decision, the
-reference engine decides the whole cycle again. One question runs at a time and few wait, so that
-readers cannot starve the cycle. An answer must never change a shard, and never describe any other cycle.
+docs/spec/shard.md §12, docs/adr/0121-explain-one-row.md. The shard stores the input and the decision of its last
+finished cycle. A call replays one row or one machine of it, off the loop. If the replay differs from the decision, the
+reference engine decides the whole cycle again. One call runs at a time and few wait, so that readers cannot starve the
+cycle. An answer must never change a shard, and never describe any other cycle.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _OF_MACHINES = (MachineReclaimed, MachineSpared, MachineReleased, MachineHeld)
 
 
 class ExplanationRefusal(Exception):
-    """A question that gets no answer; the text says what is wrong and what to do."""
+    """A call that cannot be answered; the text gives the reason and the remedy."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)

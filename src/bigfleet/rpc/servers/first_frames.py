@@ -1,7 +1,7 @@
-"""Limits the sessions whose first frame has not come yet, by ending those that have waited longest.
+"""Limits the sessions whose first frame has not arrived yet, by ending those that have waited longest.
 
-docs/spec/wire.md §2. An operator sends its first frame with the call, so that it is there within a round trip; a peer
-that sends it byte by byte is among the oldest and is ended first. The limit reads no frame.
+docs/spec/wire.md §2. An operator sends its first frame with the call, so it arrives within a round trip. A peer that
+sends it byte by byte is among the oldest and is ended first. The limit reads no frame.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""Refuses sessions of peers that keep sending frames that cannot be read.
+"""Refuses sessions of peers that keep sending malformed frames.
 
-docs/spec/shard.md §4.4. A frame that cannot be read costs as much as one that can, and gives the shard nothing. Nothing
-here reads a frame.
+docs/spec/shard.md §4.4. A malformed frame costs as much as a valid one. Nothing here reads a frame.
 """
 
 #: Unreadable frames of one peer in so many seconds; after them its sessions are refused until these seconds are over.

@@ -1,7 +1,7 @@
-"""Lets calls that read much share the event loop with sessions and cycles.
+"""Limits the share of the event loop that large reads take from sessions and cycles.
 
-docs/spec/shard.md §4.4. A row of demand takes some 30 µs of the loop to be read. A hundred readers of 40,000 rows, who
-need not take what they are sent, took a third of the loop for minutes. A reader that is the only one waits for nothing.
+docs/spec/shard.md §4.4. Reading a row of demand takes some 30 µs of the loop. Without this limit, a hundred readers of
+40,000 rows took a third of the loop for minutes, even if they did not receive the answers. A single reader never waits.
 """
 
 import asyncio

@@ -105,8 +105,15 @@ class SessionServicer:
             await context.abort(*_STATUS[CloseReason.STOPPING])
         if not self._shard.known_clusters.has_room_for(hello.cluster_id):
             self._shard.metrics.shed.labels("clusters").inc()
-            _log.warning("session.refused", cluster=hello.cluster_id, reason="too many clusters", most=CLUSTERS_MAX)
-            text = f"the shard knows {CLUSTERS_MAX} other clusters; retire those that are gone, or add a shard"
+            advice = "retire those that are gone, or add a shard"
+            _log.warning(
+                "session.refused",
+                cluster=hello.cluster_id,
+                reason="too many clusters",
+                most=CLUSTERS_MAX,
+                advice=advice,
+            )
+            text = f"the shard knows {CLUSTERS_MAX} other clusters; {advice}"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         session = sessions.open(hello)
         stream = _Stream(self._shard, session, context)

@@ -1,7 +1,7 @@
-"""Serves `ShardRead`: what the last cycle decided, the live inventory, and the newest actions.
+"""Serves `ShardRead`: the decisions of the last cycle, the live inventory, and the newest actions.
 
-docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that no cycle changes; why something was
-decided comes from `bigfleet.rpc.servers.explain`. Nothing here changes a shard.
+docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that no cycle changes;
+`bigfleet.rpc.servers.explain` explains decisions. Nothing here changes a shard.
 """
 
 from bisect import bisect_right

@@ -1,6 +1,6 @@
-"""Reads resource maps off the wire, each once: their vectors, how they were written, and their faults.
+"""Reads resource maps from the wire, each distinct map once: vectors, original texts, and faults.
 
-The bounds are those of docs/spec/wire.md §2. Equal maps give the same objects. Nothing here mends a quantity.
+The bounds are those of docs/spec/wire.md §2. Equal maps give the same objects. An invalid quantity is never corrected.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""Turns what the engine reported into the `Explanation` messages of docs/spec/wire.md §9: one record, one message.
+"""Converts the engine's records to the `Explanation` messages of docs/spec/wire.md §9: one record, one message.
 
 The kind is the record's name in docs/spec/aggregates.md §8, the text one sentence for a person, the attributes every
-field of the record as text, so that a program need not read the sentence. Equal records give equal messages. Nothing
-here decides, and no message says what its record does not.
+field of the record as text, so that a program need not parse the sentence. Equal records give equal messages. Nothing
+here decides, and a message has nothing that its record does not have.
 """
 
 import json

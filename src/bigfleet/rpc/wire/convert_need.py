@@ -1,8 +1,8 @@
-"""Turns demand into `capacity.proto` and back, and says what in a roll-up cannot be taken (docs/spec/wire.md §7, §2).
+"""Converts demand to `capacity.proto` and back, and reports which part of a roll-up is invalid.
 
-One bad row refuses the whole roll-up: half a demand that reads as a whole one would give machines away. Rows are read
-only when somebody asks for them, because most roll-ups repeat the one before and are known by their digest.
-`bigfleet.rpc.wire.convert_session` carries roll-ups over a session. Nothing here may mend a row or leave one out.
+docs/spec/wire.md §7, §2. One invalid row refuses the whole roll-up: half a demand, read as a whole one, would release
+machines. Rows are read on request only, because most roll-ups repeat the one before and are recognised by their digest.
+`bigfleet.rpc.wire.convert_session` carries roll-ups over a session. A row is never corrected or left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

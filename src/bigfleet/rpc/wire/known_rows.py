@@ -1,7 +1,7 @@
-"""Remembers rows of large roll-ups by their bytes, so that a row that is reported again is not read again.
+"""Caches rows of large roll-ups by their bytes, so that a repeated row is not read again.
 
-docs/adr/0213-known-rows.md. A row says the same whenever its cluster and its bytes are the same, so that a remembered
-row needs no invalidation. A row is remembered by all of its bytes, never by fewer.
+docs/adr/0213-known-rows.md. A row depends on its cluster and its bytes only, so an entry needs no invalidation. The key
+is all bytes of a row, never a part of them.
 """
 
 from typing import Final

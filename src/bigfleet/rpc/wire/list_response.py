@@ -1,8 +1,8 @@
-"""Reads an answer to List without making machines of it: where each record stands in the bytes, and its digest.
+"""Locates and digests the records of an answer to List without converting them to machines.
 
-A large fleet's records are the same from List to List but for a few, and the shard knows those again by their digest
-(`bigfleet.shard.reconcile.unchanged_records`), so that of half a million some hundreds are read. Providers that write a
-record in the same way each time gain by it; where one does not, all are read. Nothing here may say what a record means.
+Most records of a large fleet are equal from List to List, and the shard recognises them by their digest
+(`bigfleet.shard.reconcile.unchanged_records`), so some hundreds of half a million are read. This needs providers that
+encode an unchanged record in the same bytes; otherwise all records are read. Nothing here interprets a record.
 """
 
 from array import array

@@ -1,9 +1,9 @@
-"""Finds where the groups of fields stand in many serialized machines at once, with NumPy.
+"""Locates groups of fields in many serialized machines at once, with NumPy.
 
 Nearly every record of a large List has its fields in the order of their numbers, and short ones. Such a record is cut
-into its id, its state, its host, its facts (what many machines have alike), its binding and its node name. More facts
-may stand behind all of that: our own provider appends what all machines of a kind share (`encode_list_entry`). Of any
-other record nothing is said. One step passes one field of all records. The scan does not read what a field means.
+into its id, its state, its host, its facts (which many machines share), its binding and its node name. More facts may
+follow: our own provider appends what all machines of a kind share (`encode_list_entry`). Any other record is left to
+the plain reader. One step handles one field of all records. The scan does not interpret a field.
 """
 
 from typing import Final, NamedTuple

@@ -1,7 +1,7 @@
-"""Says what in a report cannot be taken: the bounds of docs/spec/wire.md §2, field by field.
+"""Validates a report field by field against the bounds of docs/spec/wire.md §2.
 
-Each check returns nothing, or what was checked, and raises MalformedMessage that names the place. Nothing here mends a
-value.
+Each check returns nothing, or the checked value, and raises MalformedMessage that names the place. An invalid value is
+never corrected.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,9 +1,9 @@
-"""Reads the head of a session's frame that holds a roll-up, and digests the rest unread.
+"""Reads the head of a session's frame that has a roll-up, and digests the rest unread.
 
-Nine roll-ups in ten say what the one before said, in the same bytes but for the timestamp (docs/spec/shard.md §4).
-Written in the order of the fields' numbers, as operators of ours do, cluster and timestamp stand first; what follows is
-only hashed. A frame in another form is not judged: it reads as None, and the caller must parse it.
-Nothing here may say of two frames that they are equal when a parser would distinguish them.
+Nine of ten roll-ups repeat the one before, in the same bytes except for the timestamp (docs/spec/shard.md §4).
+Operators of BigFleet write fields in the order of their numbers, so cluster and timestamp come first; the rest is only
+hashed. A frame in another form reads as None, and the caller must parse it. Two frames that a parser would distinguish
+must never have equal digests.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
 """Reads records of a large List in parts, each distinct part once.
 
-Half a million records hold some ten thousand sets of facts and of bindings; ids, host references and node names are all
-that is a machine's own. A record that cannot be cut (`bigfleet.rpc.wire.record_scan`), or of which a part cannot be
-read, is left out: the plain reader says what it is. Both return the same for each record.
+Half a million records have some ten thousand sets of facts and of bindings; only ids, host references and node names
+are a machine's own. A record that cannot be split (`bigfleet.rpc.wire.record_scan`), or of which a part cannot be read,
+is left to the plain reader. Both readers return the same for each record.
 """
 
 from array import array

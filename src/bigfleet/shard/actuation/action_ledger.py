@@ -1,7 +1,7 @@
-"""Records actions: gives each its id, knows which machine has one that waits or runs, and audits how each ended.
+"""Records actions: assigns ids, tracks which machine has a queued or running action, and audits how each ended.
 
-docs/spec/shard.md §8. A machine has at most one action in flight. Every part that acts on a machine asks here first,
-so the ledger is made before all of them. It must never begin or end an action by itself.
+docs/spec/shard.md §8. A machine has at most one action in flight. Every part that acts on a machine checks here first.
+It never begins or ends an action by itself.
 """
 
 from collections import deque

@@ -1,7 +1,8 @@
 """Queues decided actions and runs a bounded number of them at the same time.
 
-docs/spec/shard.md §8. The cycle is never blocked: what finds no room is dropped and derived again. Which
-machine has an action is in `action_ledger`, how many run at a time in `action_slots`, and their steps in `executors`.
+docs/spec/shard.md §8. The cycle never waits for it: an action that finds no room is dropped, and the next cycle decides
+it again. `action_ledger` tracks which machine has an action, `action_slots` limits how many run, `executors` has their
+steps.
 """
 
 import asyncio

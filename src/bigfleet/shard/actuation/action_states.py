@@ -1,4 +1,4 @@
-"""Lists the states that each kind of action needs, leads to, and is driven again from."""
+"""Lists the states that each kind of action requires, leads to, and is retried from."""
 
 from bigfleet.engine.decision import ActionKind
 from bigfleet.model.states import MachineState

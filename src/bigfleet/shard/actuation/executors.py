@@ -1,8 +1,8 @@
 """Executes one action: provisions, bootstraps, drains or deletes a machine, step by step, each step retried.
 
-docs/spec/shard.md §9, whose step names stand in the comments. An executor makes one attempt; retrying is the next
-cycle's business. An ack in the transitional state ends the worker's part, and reconcile finishes the transition. The
-end of a transition is never invented here.
+docs/spec/shard.md §9; comments name its steps. An executor makes one attempt; the next cycle retries. The worker's part
+ends when the provider acknowledges a transitional state; reconcile observes the end of the transition. A transition
+never ends without a report of the provider.
 """
 
 import asyncio

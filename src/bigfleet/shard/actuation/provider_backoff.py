@@ -1,7 +1,7 @@
 """Backs off from a provider that rejects all calls, until it reports that it is ready (docs/spec/shard.md §9.6).
 
-A provider that starts, stops or cannot write its state rejects every mutating call. While the back-off runs no action
-starts, so that no operator is asked for bootstrap data that no machine would get. Reads go on.
+A provider that starts, stops or cannot write its state rejects every mutating call. During the back-off no action
+starts, so no operator is asked for bootstrap data that no machine would get. Reads continue.
 """
 
 import structlog

@@ -1,7 +1,8 @@
-"""Sends a session everything again: its drains under way, then its machines (docs/spec/shard.md §10.3, §10.4).
+"""Sends a session its complete state: first its drains in progress, then its machines.
 
-Each frame is made when the stream takes it, so that it shows the moment. Before the first List no session is sent any
-machine: the ack of a resync says that it named all. `Ingest` and `Executors` decide what a frame says.
+docs/spec/shard.md §10.3, §10.4. Each frame is built when the stream takes it, so its content is current. Before the
+first List no session is sent any machine, because the ack of a resync confirms that all were named. `Ingest` and
+`Executors` decide the content of a frame.
 """
 
 from functools import partial

@@ -1,9 +1,9 @@
-"""Remembers which capacity pools are out of stock, which rows' creations fail, and which machines failed to bootstrap.
+"""Backs off from pools that are out of stock, rows whose creations fail, and machines that failed to bootstrap.
 
 docs/spec/shard.md §9.8, docs/adr/0145-stockouts-by-pool.md. A pool is (instance type, zone, capacity type) of the
-shard's provider. The engine gets the result as options; the executor asks before each Create. A
-coordinator brings what other shards of the same provider report. Everything is bounded: back-offs end by themselves,
-and no more is stored than pools, rows and machines that failed lately.
+shard's provider. The engine gets the result as options; the executor asks before each Create. A coordinator delivers
+what other shards of the same provider report. Everything is bounded: back-offs expire, and only pools, rows and
+machines that failed lately are stored.
 """
 
 import math

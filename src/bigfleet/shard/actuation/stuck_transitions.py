@@ -1,7 +1,7 @@
 """Detects transitions that never finish, re-drives each once, and then reports it as stuck.
 
-docs/spec/shard.md §9.5. Looked at on timer cycles, measured on the monotonic clock from when this process first saw the
-machine in its state. A machine stays in its state until its provider says otherwise; no end is ever invented here.
+docs/spec/shard.md §9.5. Checked on timer cycles. The age is measured on the monotonic clock from when this process
+first saw the machine in its state. A machine stays in its state until its provider reports another one.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
-"""Writes one audit record for each action, chained so that gaps and edits show.
+"""Writes one audit record for each action, chained so that gaps and edits can be detected.
 
-docs/spec/shard.md §13, docs/adr/0114-the-audit-log-is-a-chain.md. One line of JSON per action that was carried out or
-suppressed; `chain` is the SHA-256 of the chain before it and of the line without it. The file behind is in
-`bigfleet.shard.audit.log_file`, the check in `bigfleet.shard.audit.verification`. A failing write is counted and
-logged; it must never hold up or end anything else.
+docs/spec/shard.md §13, docs/adr/0114-the-audit-log-is-a-chain.md. One line of JSON per action that was executed or
+suppressed. `chain` is the SHA-256 of the previous chain and of the line without its own.
+`bigfleet.shard.audit.log_file` manages the file, `bigfleet.shard.audit.verification` checks it. A failed write is
+counted and logged; it must never delay or end anything else.
 """
 
 import hashlib

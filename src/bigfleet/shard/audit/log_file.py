@@ -1,8 +1,8 @@
 """Stores the audit log on disk: one file that grows and four older ones, synced to disk.
 
-docs/spec/shard.md §13. A line is handed to the operating system at once and as a whole; the disk is asked once a
-second, off the loop. What a full disk took of a line is taken back. The file is locked for the life of the process. It
-must never be rewritten: only an unfinished last line, left by a crash, is cut off at the next start.
+docs/spec/shard.md §13. A line is written at once and in one piece; the file is synced once a second, off the loop. If a
+full disk takes only a part of a line, that part is removed. The file is locked for the life of the process. It is never
+rewritten: only an unfinished last line, left by a crash, is cut off at the next start.
 """
 
 import errno
@@ -72,7 +72,8 @@ class AuditFile:
         try:
             self._replace(begin_fresh(self._path))
         except OSError as error:
-            _log.error("audit.rotation_failed", file=str(self._path), error=error.strerror)
+            advice = "the log continues in the current file; check the disk and the directory's permissions"
+            _log.error("audit.rotation_failed", file=str(self._path), error=error.strerror, advice=advice)
             # It is tried again when as much has been written once more, not at every record.
             self._size_bytes = 1
 
@@ -90,7 +91,8 @@ class AuditFile:
         try:
             opened = open_locked(self._path, takes_devices=True)
         except OSError as error:
-            _log.error("audit.reopen_failed", file=str(self._path), error=error.strerror)
+            advice = "the log continues in the file that was moved; check the path and its permissions"
+            _log.error("audit.reopen_failed", file=str(self._path), error=error.strerror, advice=advice)
             return
         self._replace(opened)
         _log.info("audit.file_reopened", file=str(self._path))
@@ -143,7 +145,7 @@ def _head_of(lines: bytes, path: Path) -> AuditHead:
     before = former.rpartition(b"\n")[2]
     line, previous = read_line(last), read_line(before)
     if line is None or (before and previous is None):
-        raise AuditFileFault(f"{path}: its last line is no record of an audit log; {_REMEDY}")
+        raise AuditFileFault(f"{path}: its last line is not a record of an audit log; {_REMEDY}")
     # The first line of a file says itself what it goes on from.
     chain = line.previous if previous is None else previous.chain
     if chain is not None and not line.follows(chain):
@@ -165,7 +167,7 @@ def _whole_lines(opened: int, path: Path) -> bytes:
         size_bytes = os.fstat(opened).st_size
         is_ours = _BEGINNING.startswith(rest[: len(_BEGINNING)])
         if not is_ours or (not end and size_bytes > len(rest)):
-            raise AuditFileFault(f"{path}: its last line is no record of an audit log; {_REMEDY}")
+            raise AuditFileFault(f"{path}: its last line is not a record of an audit log; {_REMEDY}")
         if read_line(rest[:-1]) is not None:
             # No crash leaves more than a record and less than its line feed.
             raise AuditFileFault(f"{path}: damaged: the end of its last line is another byte; {_REMEDY}")
@@ -186,5 +188,6 @@ def _sync_and_close(files: list[int], on_failure: Callable[[], None]) -> None:
         except OSError as error:
             if error.errno != errno.EINVAL:  # a device keeps nothing, and says so
                 on_failure()
-                _log.error("audit.sync_failed", error=error.strerror)
+                advice = "the newest records may be lost if the host fails; check the disk"
+                _log.error("audit.sync_failed", error=error.strerror, advice=advice)
         os.close(opened)

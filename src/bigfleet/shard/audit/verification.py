@@ -1,7 +1,7 @@
 """Verifies an audit log: no line is changed, missing, moved or added.
 
-docs/spec/shard.md §13. Pure: lines in, findings out. What was cut off at the very end shows only against a head that
-was noted before, so a check returns the head. It must never change a log.
+docs/spec/shard.md §13. Pure: lines in, findings out. Lines that were cut off at the very end can only be detected with
+the head of an earlier check, so a check returns the head. It never changes a log.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,7 +105,7 @@ class _Checker:
             # Also when it reads like a record: what wrote it always ends a line.
             self._find(place, AuditFault.TRUNCATED, "the last line has no end: its record was cut off")
         elif line is None:
-            self._find(place, AuditFault.EDITED, "the line is no record of an audit log")
+            self._find(place, AuditFault.EDITED, "the line is not a record of an audit log")
         else:
             self._take_record(place, line, is_first)
 

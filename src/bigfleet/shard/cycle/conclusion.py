@@ -1,4 +1,4 @@
-"""Works out what follows from a decision: the ages of shortfalls, and the effects to publish."""
+"""Computes what follows from a decision: the ages of shortfalls, and the effects to publish."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

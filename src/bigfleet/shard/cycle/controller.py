@@ -2,7 +2,7 @@
 
 docs/spec/shard.md §3. One cycle at a time: reconcile, take a snapshot, decide on it off the event loop, apply the
 safety limits, enqueue, publish. Work that grows with the decision runs off the loop, on immutable values. The cycle
-never waits for an action. What a cycle could not do is derived again by the next one.
+never waits for an action. The next cycle decides again what a cycle could not do.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Defines what one cycle did, for logs and tests."""
+"""Defines the result of one cycle, for logs and tests."""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,8 @@
 """Applies the limits of the cluster policy to demand and to decisions (docs/spec/shard.md §1.1).
 
 Priorities, penalties and the number of rows are limited before a roll-up is decided on. Machines and dollars per hour
-are limited over the decision: a cluster that would get more has its demand cut, and the shard decides again. What is
-recorded is the demand that the last decision was made of, so that a replay needs no policy.
+are limited over the decision: if a cluster would get more, its demand is cut and the shard decides again. The demand of
+the last decision is recorded, so that a replay needs no policy.
 """
 
 from collections import Counter, defaultdict
@@ -132,7 +132,8 @@ class DemandLimits:
         else:
             self._reported[cluster], self._limited[cluster] = rows, limited
             if limited.counts:
-                _log.warning("rollup.limited", cluster=cluster, **limited.counts)
+                advice = "the cluster policy changed or left out rows; raise its limits if the demand is intended"
+                _log.warning("rollup.limited", cluster=cluster, advice=advice, **limited.counts)
         return limited.rows
 
     def followed(

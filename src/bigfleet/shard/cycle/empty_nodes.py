@@ -1,6 +1,6 @@
-"""Finds machines whose nodes have hosted no pods for so long that their cluster needs no room there.
+"""Finds machines whose nodes have had no pods for so long that their cluster does not need them.
 
-docs/spec/shard.md §4.2. What a node hosts is what the operator reports of it. Cost: what is reported, and in each cycle
+docs/spec/shard.md §4.2. The operator reports the pods of a node. The cost of a cycle grows with the reports and with
 the empty nodes.
 """
 

@@ -1,8 +1,8 @@
 """Runs the decision engine of a shard: prepares it off the event loop, and reports failed self-checks.
 
-docs/spec/shard.md §1, docs/adr/0110-columnar-engine.md. One engine serves one shard for its life, because what it keeps
-between cycles is what makes them quick. It may be asked only when it is ready, and one question at a time; nothing
-here looks at an answer.
+docs/spec/shard.md §1, docs/adr/0110-columnar-engine.md. One engine serves one shard for its life, because the state
+that it keeps between cycles makes them fast. It may be called only when it is ready, and by one caller at a time.
+Nothing here reads an answer.
 """
 
 import asyncio

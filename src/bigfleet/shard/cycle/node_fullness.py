@@ -1,6 +1,6 @@
-"""Says how full the nodes of clusters with excess machines are, so that the emptiest of like machines is reclaimed.
+"""Computes how full nodes of clusters with excess machines are, so that the emptiest of equal machines is reclaimed.
 
-Other clusters are not looked at: their decisions would be computed again whenever pods come and go (docs/spec/shard.md
+Other clusters are left out: their decisions would be computed again whenever pods come and go (docs/spec/shard.md
 §9.3).
 """
 

@@ -1,8 +1,8 @@
 """Times the phases of one cycle: `cycle_phase_duration_seconds` (docs/spec/shard.md §14).
 
-The shard's own phases end in its loop. Those of a decision end in the thread that decides, which reports each while
-the loop waits: the engine reads no clock. Together they are the cycle, and no moment of it is counted twice. Nothing
-here may observe a phase that did not come to its end.
+The shard's own phases end in its loop. Those of a decision end in the thread that decides, which reports each while the
+loop waits, because the engine reads no clock. The phases add up to the cycle without overlap. A phase that did not end
+is never observed.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Delays a voluntary reclaim until its machine has been excess for long enough.
 
-docs/spec/shard.md §6, limit 5. The delay starts and ends on timer cycles; every cycle may start it over. Preemption and
-`phase3.unjoined` are not delayed. Values are replaced, never changed, so that they may be worked out off the loop.
+docs/spec/shard.md §6, limit 5. The delay starts and ends on timer cycles; every cycle may restart it. Preemption and
+`phase3.unjoined` are not delayed. Values are replaced, never changed, so they can be computed off the loop.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

@@ -1,7 +1,7 @@
-"""Finds excess machines that serve until the machines that the decision counts on in their place do.
+"""Finds excess machines that must serve until their replacements, which the decision counts on, serve.
 
 docs/spec/shard.md §6, limit 6. A decision that follows a target composition claims a machine that is being created or
-bound before one that serves, so a machine that serves may be excess before its replacement is there, or for one that
+bound before one that serves. So a machine that serves may be excess before its replacement is available, or although it
 never comes. Pure functions of a decision and its snapshot: they may run in any thread.
 """
 

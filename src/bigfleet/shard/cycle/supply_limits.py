@@ -1,8 +1,7 @@
 """Limits the machines and the dollars per hour of a cluster, over one decision (docs/spec/shard.md §1.1).
 
 Pure functions. An action that would give a cluster more than its policy allows is refused. The demand behind it is cut
-to what the cluster may have, so that a second decision gives the machines to others. Nothing that a cluster has is
-taken from it here.
+to the allowed supply, so that a second decision gives the machines to others. A cluster keeps the machines that it has.
 """
 
 import math

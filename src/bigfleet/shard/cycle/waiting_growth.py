@@ -1,9 +1,9 @@
-"""Bounds growth for waiting pods: a shape gets a second machine only after the first has joined.
+"""Limits growth for waiting pods: a shape gets a second machine only after the first has joined.
 
-docs/spec/shard.md §9.9. Waiting pods fit on no Configured machine, so a decision acquires for them in every cycle in
-which nothing that boots has room for them. When a machine that was acquired for them becomes Configured, they do not
-run on it at once: until its node has joined and the scheduler had time, the pods that it was acquired for count as
-pods that any machine may host, and the machine is not reclaimed. Rows without waiting pods cost nothing.
+docs/spec/shard.md §9.9. Waiting pods fit on no Configured machine, so each cycle acquires machines for them unless one
+that boots has room. Pods do not run at once on a machine that has become Configured: its node must join, and the
+scheduler needs time. Until then, the pods that it was acquired for count as pods that any machine may host, and the
+machine is not reclaimed. Rows without waiting pods cost nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

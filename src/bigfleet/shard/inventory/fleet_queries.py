@@ -1,7 +1,7 @@
 """Counts and finds machines in a snapshot's columns, with NumPy.
 
-Whoever must say something of half a million machines asks here: the reclaim cap, the shown rows, the metrics, the pages
-of ListMachines. A snapshot never changes, so every function may run in any thread. Nothing here may make an object per
+The queries about half a million machines are here: the reclaim cap, the shown rows, the metrics, the pages of
+ListMachines. A snapshot never changes, so every function may run in any thread. Nothing here may create an object per
 machine.
 """
 

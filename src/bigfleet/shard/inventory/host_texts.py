@@ -1,7 +1,7 @@
-"""Packs what distinguishes a machine from its like, host reference, node name and last error, into few bytes.
+"""Packs the texts that differ between equal machines (host reference, node name, last error) into few bytes.
 
-Half a million machines have a host reference and a node name each, and all but some have no last error. As two strings
-they take 150 bytes a machine, packed 80, and one behind the other in one piece of memory 50. No character is lost.
+Half a million machines have a host reference and a node name each, and nearly all have no last error. Two strings take
+150 bytes a machine, packed 80, and packed into one buffer 50. No character is lost.
 """
 
 from array import array

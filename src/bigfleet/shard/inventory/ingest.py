@@ -1,8 +1,8 @@
 """Applies changes to the inventory: those that the shard makes and those that the provider reports.
 
-docs/spec/shard.md §5.3. The transition table binds the former only. Stamps are the shard's own: they stay while the
-machine is on its way or bound, and end together with the cluster when it is observed Idle, Speculative or Deleting
-(ADR-0059 in docs/adr). Every change of a machine that is or was bound is sent to its cluster.
+docs/spec/shard.md §5.3. The transition table applies to the shard's own changes only. Stamps belong to the shard: they
+stay while the machine is being bound or is bound, and end together with the cluster when it is observed Idle,
+Speculative or Deleting (ADR-0059 in docs/adr). Every change of a machine that is or was bound is sent to its cluster.
 """
 
 import math
@@ -61,7 +61,7 @@ class Moment(NamedTuple):
 
 
 class NodeLoad(NamedTuple):
-    """What the cluster last said of a machine's node."""
+    """The last report of the cluster about a machine's node."""
 
     observed_unix_nanos: int
     #: "" when the node is gone.
@@ -111,7 +111,7 @@ def _holds_invariant(price_usd_per_hour: float, interruption_probability: float)
 
 
 class Ingest:
-    """The only writer of the inventory beside its tests."""
+    """Applies all changes to the inventory; only tests write to it otherwise."""
 
     def __init__(
         self,
@@ -428,7 +428,12 @@ class Ingest:
         restored, malformed = decode_metadata(machine, metadata)
         for key in malformed:
             self._metrics.metadata_errors.inc()
-            _log.warning("inventory.metadata_rejected", machine=machine.id, key=key)
+            _log.warning(
+                "inventory.metadata_rejected",
+                machine=machine.id,
+                key=key,
+                advice="the field stays unset; the provider must return metadata as it was given",
+            )
         return restored
 
     def _publish(self, machine_id: MachineId, before: InventoryRecord | None, after: Machine) -> None:

@@ -1,9 +1,9 @@
 """Stores the current machines of a shard (docs/spec/model.md §3).
 
-Every insert and update passes the invariant; a record that breaks it is refused and the last good one stays. The same
-change goes to the columns that the engine decides from (ADR 0110), so that a snapshot costs what has changed. Machines
-are stored in parts (`bigfleet.shard.inventory.machine_record`) and assembled on request. It is touched by the shard's
-loop alone; other threads read immutable snapshots of it. It never sorts or copies the machines.
+Every insert and update is checked against the invariant; a record that breaks it is refused and the last good one
+stays. The same change goes to the columns that the engine decides on (ADR 0110), so the cost of a snapshot grows with
+the changes. Machines are stored in parts (`bigfleet.shard.inventory.machine_record`) and assembled on request. Only the
+shard's loop touches it; other threads read immutable snapshots of it. It never sorts or copies the machines.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Defines the record of a machine: its own fields, and references to values that machines share.
 
-Half a million machines repeat some ten thousand sets of facts and of stamps. As a record of its own a machine takes 300
-bytes with its host; stored like this it takes a hundred, and two that share their facts are compared by one reference.
-`Keeper` makes each shared part once, with the numbers that the columns know it by. Values only: nothing here may know
-which machines there are.
+Half a million machines have some ten thousand different sets of facts and of stamps. A record of its own takes 300
+bytes a machine with its host, a record with references a hundred, and comparing facts is comparing one reference.
+`Keeper` creates each shared part once, with its number in the columns. Values only: nothing here knows which machines
+exist.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,8 @@
 """Stores the records of a shard's machines by id in few bytes each.
 
 A dictionary of records takes 200 bytes a machine, half of them for the tuple, the table and the two strings that the
-machine does not share. Here a record is three references at one place of three lists, found through a table of numbers.
-Records that were changed lately are in a small dictionary and are packed together later.
+machine does not share. Here a record is three references at one index of three lists, which a table of numbers finds.
+Recently changed records are in a small dictionary and are packed together later.
 """
 
 from array import array

@@ -1,7 +1,7 @@
 """Selects the machines that a donor releases, and those that it drains for another shard, in order.
 
-docs/spec/coordinator.md §9.3 (H2) and §7.4. Pure functions over machines that the caller found to be at hand. Nothing
-here may look at a reservation, a row or a clock.
+docs/spec/coordinator.md §9.3 (H2) and §7.4. Pure functions over machines that the caller found to be available. Nothing
+here may read a reservation, a row or a clock.
 """
 
 from collections.abc import Iterable

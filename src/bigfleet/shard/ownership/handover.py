@@ -1,7 +1,7 @@
-"""Carries out a coordinator's instructions: releases machines, takes them over, drains them for other shards.
+"""Executes a coordinator's instructions: releases machines, adopts them, drains them for other shards.
 
-docs/spec/coordinator.md §9.2 to §9.5. Each step that changes who owns what is one transaction of the ownership file.
-Every instruction may come again, late, or after a crash of this process at any point. A released machine must never be
+docs/spec/coordinator.md §9.2 to §9.5. Each step that changes ownership is one transaction of the ownership file. Every
+instruction may arrive again, late, or after a crash of this process at any point. A released machine must never be
 touched again, and a machine must not be touched before it is adopted.
 """
 
@@ -47,11 +47,11 @@ _log = structlog.get_logger("bigfleet.shard.ownership.handover")
 
 
 class DoesNotApply(Exception):
-    """An instruction that this shard can never carry out; the message says why."""
+    """An instruction that this shard can never execute; the message gives the reason."""
 
 
 class MayYetSucceed(Exception):
-    """An instruction that could not be carried out now; the message says why."""
+    """An instruction that could not be executed now and may be repeated; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -404,7 +404,8 @@ class Handover:
         try:
             self._commit(owned, reservations)
         except MayYetSucceed as failure:
-            _log.error("ownership.write_failed", error=str(failure))
+            advice = "retried later; check the disk of shard.db"
+            _log.error("ownership.write_failed", error=str(failure), advice=advice)
 
     def _has_business_in(self, domain: Domain, reservations: Mapping[MachineId, Reservation]) -> bool:
         """Return whether a leaving domain still has a machine in use here; the others leave the inventory (§9.2)."""

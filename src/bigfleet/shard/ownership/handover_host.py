@@ -1,8 +1,8 @@
 """Adapts a running shard to the handover: reads inventory, starts drains, inserts and removes machines.
 
 docs/spec/coordinator.md §9.3, H2 to H4 and H7; the Protocol is `bigfleet.shard.ownership.handover.HandoverHost`.
-Candidates are found by shape, so that a question costs the machines that match and not the fleet. Nothing here may
-decide who owns one.
+Candidates are found by shape, so the cost of a query grows with the machines that match and not with the fleet. Nothing
+here decides which shard owns a machine.
 """
 
 import asyncio

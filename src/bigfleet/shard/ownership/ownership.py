@@ -1,7 +1,7 @@
 """Connects the ownership file, the handover and the reconciliation of a running shard.
 
-docs/spec/coordinator.md §9. Instructions come from beside the shard, through `handover`; the cycle asks only what is
-reserved, and reports when a reconcile has succeeded. A shard decides the same with and without instructions.
+docs/spec/coordinator.md §9. The link passes instructions to `handover`. The cycle reads the reservations and reports
+each successful reconcile. A shard decides in the same way with and without instructions.
 """
 
 from collections.abc import Set
@@ -87,7 +87,7 @@ class Ownership:
         try:
             self.file.commit(self.file.owned.without(gone))
         except OwnershipNotWritten as error:
-            _log.error("ownership.write_failed", error=str(error))
+            _log.error("ownership.write_failed", error=str(error), advice="retried later; check the disk of shard.db")
             return
         _log.warning("ownership.rows_pruned", machines=len(gone), sample=[str(each) for each in sorted(gone)[:10]])
 

@@ -1,8 +1,8 @@
 """Stores what a shard owns: base, domains, moved machines, reservations, the accepted term; changes are atomic.
 
-docs/spec/shard.md §2, docs/spec/coordinator.md §9. Tables of `shard.db`, whose file
-`bigfleet.shard.ownership.state_file` opens. A row that cannot be read ends the start and is named. Nothing here decides
-what is owned, and damaged content is never recreated or skipped.
+docs/spec/shard.md §2, docs/spec/coordinator.md §9. Tables of `shard.db`, which `bigfleet.shard.ownership.state_file`
+opens. A row that cannot be read ends the start and is named. Nothing here decides what is owned, and damaged content is
+never recreated or skipped.
 """
 
 import sqlite3
@@ -50,11 +50,11 @@ _RECORD_FIELDS = (
 
 
 class DamagedRow(Exception):
-    """Something in the tables cannot be read; the message says where and what."""
+    """A row cannot be read; the message names the row and the fault."""
 
 
 class OwnershipNotWritten(Exception):
-    """A change could not be made durable, and was not made; the message says why."""
+    """A change could not be committed and has no effect; the message gives the reason."""
 
 
 class OwnershipFile:

@@ -240,7 +240,7 @@ def _stored(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and "meta" not in tables:
         held = sorted(tables - {CHECKSUMS_TABLE} or tables)[0]
-        raise StateFileFault(f"{path}: is no state file of a shard, it holds {held!r}; move it away")
+        raise StateFileFault(f"{path}: is not a state file of a shard, it holds {held!r}; move it away")
     connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
     return dict(connection.execute("SELECT key, value FROM meta"))
 

@@ -1,8 +1,8 @@
 """Caches machines of other shards between two Lists, so that their records are not read again.
 
-docs/spec/shard.md §5.3 point 1. Several shards list one provider, and most of what each is shown is the others'. A
-record that was found to be another's is known by its digest while nothing changed of what is owned. Nothing here may
-remember a machine that is in the inventory.
+docs/spec/shard.md §5.3 point 1. Several shards list one provider, and most listed machines belong to others. A record
+that was found to be foreign is recognised by its digest until ownership changes. A machine of the inventory is never
+cached here.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Takes machines that are not known yet out of one List, many at once.
+"""Inserts many unknown machines of one List at once.
 
-The first List of a large fleet is nothing else. Facts and bindings are judged once each, and a machine is inserted when
-nothing more follows from its record than a frame to its cluster: no refusal, no warning. All others are taken one by
-one. Both ways must judge each record alike.
+The first List of a large fleet has only unknown machines. Distinct facts and bindings are validated once each, and a
+machine is inserted here only if its record has no other effect than a frame to its cluster: no refusal, no warning. All
+others are handled one by one. Both ways must treat each record alike.
 """
 
 from array import array

@@ -1,8 +1,8 @@
 """Filters the machines of a List by ownership, before anything else reads them.
 
-docs/spec/shard.md §5.3 point 1, docs/spec/coordinator.md §9.1. The rules are those of `bigfleet.model.ownership`; here
-they meet what the shard has at hand. A shard without a coordinator owns everything that no other shard has bound; the
-check is then cheap. Nothing here may change what is owned.
+docs/spec/shard.md §5.3 point 1, docs/spec/coordinator.md §9.1. It applies the rules of `bigfleet.model.ownership` to
+the shard's state. A shard without a coordinator owns everything that no other shard has bound; the check is then cheap.
+Nothing here may change what is owned.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,8 @@
 """Reconciles the inventory with one List of the provider.
 
-docs/spec/shard.md §5. List and Get only; there is no Watch. A record that was refused or skipped was still seen: it
-never reads as a removal. An error changes nothing, and a sudden loss of supply is not believed before its third time.
+docs/spec/shard.md §5. List and Get only; there is no Watch. A record that was refused or skipped still counts as
+listed: it is never taken for a removal. An error changes nothing, and a sudden loss of supply is accepted only the
+third time in a row.
 """
 
 import asyncio
@@ -417,7 +418,8 @@ class Reconciler:
             held_before = self._brake.braked_in_a_row
             admitted, self._brake = self._brake.admit(len(gone), known_before)
             if not admitted:
-                _log.error("inventory.removals_braked", machines=len(gone), known=known_before)
+                advice = "nothing was removed; check the provider, the third such List in a row is accepted"
+                _log.error("inventory.removals_braked", machines=len(gone), known=known_before, advice=advice)
                 if not is_full:
                     self._held_removals.update(gone)
                 return 0, len(gone)

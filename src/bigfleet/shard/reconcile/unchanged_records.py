@@ -1,9 +1,9 @@
 """Finds the records of a full List that did not change, by their digests.
 
-Of half a million machines a few hundred change between two Lists. The inventory notes the digest of the record that
-last said all of what is known of a machine, and any change of the machine wipes the note; so a record whose digest is
-noted would be found unchanged, and need not even be read. NumPy over all records, in turns; what is not found is merely
-read. Nothing here may change a machine.
+Between two Lists a few hundred of half a million machines change. The inventory stores the digest of the last record
+that states all that is known of a machine, and deletes it with any change of the machine. So a record with a stored
+digest is unchanged and is not read. NumPy over all records, in slices; a record that is not found is read, which is
+slower and always correct. Nothing here may change a machine.
 """
 
 from collections.abc import Set

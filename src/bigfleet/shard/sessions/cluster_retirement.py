@@ -1,7 +1,7 @@
-"""Retires clusters: their demand becomes empty, their machines are reclaimed on the normal path.
+"""Retires clusters: their demand becomes empty, and their machines are reclaimed on the normal path.
 
-docs/spec/shard.md §4.3. While a cluster is retired its roll-ups are refused, and it counts as a
-cluster that has reported an empty one. Only what is durable has happened. This module reclaims no machine: decisions
+docs/spec/shard.md §4.3. While a cluster is retired its roll-ups are refused, and it counts as a cluster that has
+reported an empty one. A retirement takes effect only when it is committed. This module reclaims no machine: decisions
 and safety limits do that as for any demand that ended.
 """
 
@@ -40,7 +40,7 @@ class RefusalReason(Enum):
 
 
 class RetirementRefused(Exception):
-    """A change that was not made; the text says why and what to do."""
+    """A change that was rejected; the text gives the reason and the remedy."""
 
     def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)
@@ -211,7 +211,8 @@ class ClusterRetirement:
             try:
                 self._end(record)
             except RetirementRefused as error:
-                _log.error("cluster.retirement_not_ended", cluster=cluster, error=str(error))
+                advice = "retried in the next timer cycle"
+                _log.error("cluster.retirement_not_ended", cluster=cluster, error=str(error), advice=advice)
                 continue
             _log.info("cluster.retirement_ended", cluster=cluster)
             self._note("ClusterRetireEnd", record, caller="", reason="shard.hold_ended", message="")

@@ -1,6 +1,7 @@
-"""Reads the rows of a demand table into columns as they are taken in, so that no decision has to read them.
+"""Reads the rows of a demand table into columns when they arrive, so that a decision does not have to.
 
-Many rows of one cluster are left to a caller off the event loop. A decision reads what no one has read before.
+If a cluster has many rows, a caller off the event loop reads them. A decision reads the rows that have not been read
+yet.
 """
 
 from array import array

@@ -1,7 +1,7 @@
-"""Ends what a shard remembers of a cluster: by order, or because nothing of the cluster is left.
+"""Deletes what a shard stores about a cluster: on request, or because nothing of the cluster is left.
 
-docs/spec/shard.md §4.3 and §10.7. Maps by cluster would otherwise grow with every cluster that ever reported. A cluster
-with a session, demand, a machine, an action or a retirement is never forgotten, however long it has been silent.
+docs/spec/shard.md §4.3 and §10.7. Without it, maps by cluster would grow with every cluster that ever reported. A
+cluster with a session, demand, a machine, an action or a retirement is never deleted, however long it has been silent.
 """
 
 from collections.abc import Mapping

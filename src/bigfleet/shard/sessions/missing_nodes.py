@@ -1,7 +1,7 @@
-"""Remembers since when machines wait for their nodes to be Ready.
+"""Stores since when each machine has waited for its node to be Ready.
 
-A first List brings hundreds of thousands of bound machines at once, of which no node has been seen yet. In a dictionary
-each takes 50 bytes; those of one moment stand in one list here, ids ascending, with one byte each.
+A first List brings hundreds of thousands of bound machines at once, whose nodes have not been seen yet. In a dictionary
+each takes 50 bytes; here machines of one moment share one sorted list, with one byte each.
 """
 
 from bisect import bisect_left

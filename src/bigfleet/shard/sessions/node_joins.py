@@ -1,9 +1,9 @@
 """Checks that the cluster reported the node of each Configured machine as Ready.
 
-docs/spec/shard.md §10.6. Joined once a status with `ready` named the machine since it was bound; a later one without
-is shown, not judged. Unjoined when it has been Configured for longer than the deadline, is not joined, and its
-cluster's session could have said so for a minute. What follows from that is the engine's business: without a session
-that can report it, nothing does.
+docs/spec/shard.md §10.6. A machine is joined once a status with `ready` has named it since it was bound; a later status
+without `ready` is shown and changes nothing. It is unjoined if it has been Configured for longer than the deadline, is
+not joined, and its cluster's session could have reported it for a minute. The engine decides what follows: without a
+session that can report it, nothing does.
 """
 
 from collections import deque
@@ -157,7 +157,13 @@ class NodeJoins:
         before, self._judged = self._judged, frozenset().union(*(self._overdue[cluster] for cluster in clusters))
         fresh = self._judged - before
         if fresh:
-            _log.warning("machine.join_timed_out", machines=len(fresh), first=min(fresh), unjoined=len(self._judged))
+            _log.warning(
+                "machine.join_timed_out",
+                machines=len(fresh),
+                first=min(fresh),
+                unjoined=len(self._judged),
+                advice="check the bootstrap template; bigfleet get machines --flag unjoined lists the machines",
+            )
         return self._judged
 
     def validate(self) -> None:

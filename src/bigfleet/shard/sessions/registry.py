@@ -1,7 +1,8 @@
 """Registers the sessions of operators, at most one per cluster, and routes their answers to pending calls.
 
-docs/spec/shard.md §10. A newcomer takes over at once and nothing more of the old stream is processed; a removal that
-comes late never evicts its successor. The receive path only routes: a slow roll-up never holds up a blob's answer.
+docs/spec/shard.md §10. A new session replaces the old one at once, and no further frame of the old stream is processed;
+a late removal of the old session never removes its successor. The receive path only routes: a slow roll-up never delays
+a bootstrap answer.
 """
 
 import asyncio

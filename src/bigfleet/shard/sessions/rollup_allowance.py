@@ -1,7 +1,7 @@
-"""Limits how many rows of each cluster are read, and has large roll-ups read one at a time.
+"""Limits how many rows of each cluster are read, and reads large roll-ups one at a time.
 
-docs/spec/shard.md §4.4. A cluster over its allowance waits; others do not. Of clusters that wait for their turn, the
-one that had the fewest rows read lately goes first. The limit reads no roll-up.
+docs/spec/shard.md §4.4. A cluster over its allowance waits; others do not. Among the clusters that wait, the one with
+the fewest rows read lately goes first. The limit itself reads no roll-up.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ _CLUSTERS_KEPT_MIN = 64
 
 
 class RollUpAllowances:
-    """The rows that each cluster owes: those that were read, less what its allowance has paid for since.
+    """The debt of each cluster in rows: those that were read, less its allowance since then.
 
     Memory: twice the clusters that owe any.
     """

@@ -1,8 +1,8 @@
 """Accepts roll-ups: deduplicates by digest, validates rows, applies the quarantine, acknowledges.
 
-docs/spec/shard.md §4, steps 1 and 2, and 4 to 6, which sessions, simulation and tests all enter through
-`RollUpIntake.judge`. The slot of step 3 is emptied by one `serve` per session. Nothing here values demand, and a
-malformed roll-up must never change it.
+docs/spec/shard.md §4, steps 1 and 2, and 4 to 6. Sessions, simulation and tests all call `RollUpIntake.judge`. One
+`serve` per session empties the slot of step 3. Nothing here decides on demand, and a malformed roll-up must never
+change it.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,8 @@ class RollUpIntake:
 
     def _judge(self, session: Session, offer: RollUpOffer) -> RollUpOutcome:
         if offer.cluster_id != session.cluster:
-            _log.warning("rollup.misrouted", session=session.cluster, cluster=offer.cluster_id)
+            advice = "the roll-up is ignored; a session reports the demand of its own cluster only"
+            _log.warning("rollup.misrouted", session=session.cluster, cluster=offer.cluster_id, advice=advice)
             return RollUpOutcome.MISROUTED
         refusal = self._refusal_of(session.cluster)
         if refusal:

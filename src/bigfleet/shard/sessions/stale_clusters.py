@@ -1,6 +1,7 @@
-"""Says which clusters have no session, and reports those that have had none for too long.
+"""Lists clusters without a session, and reports those that have had none for too long.
 
-docs/spec/shard.md §10.7. A silent cluster's demand stands and its machines stay; silence never means "no demand".
+docs/spec/shard.md §10.7. A silent cluster's demand stays in force and its machines stay; silence never means "no
+demand".
 """
 
 from collections.abc import Mapping, Set

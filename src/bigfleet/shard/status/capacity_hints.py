@@ -1,8 +1,8 @@
-"""Computes capacity hints: what could serve a cluster's needs now, how likely, at what price.
+"""Computes capacity hints: what could serve a cluster's needs now, with which likelihood and price.
 
-docs/spec/shard.md §10.5. What is on offer is worked out off the loop, once per distinct ask and only when the fleet
-moved; what is sent is decided on the loop, only where something changed or a hint grew old. A hint reserves nothing
-and no decision ever looks at one.
+docs/spec/shard.md §10.5. Available capacity is computed off the loop, once per distinct request and only if the fleet
+changed. The loop decides what is sent: only hints that changed or are about to expire. A hint reserves nothing and no
+decision reads one.
 """
 
 from collections import deque
@@ -189,7 +189,7 @@ class _Sent(NamedTuple):
 
 
 class CapacityHints:
-    """What each connected operator was sent, and what it is to be sent next. Touched by the loop alone.
+    """The hints that each operator was sent, and those to send next. Only the loop touches it.
 
     Invariants: only clusters with a session have a memory; what waits in `_due` is asked for by some cluster, once.
     """

@@ -1,8 +1,8 @@
 """Publishes the effects of a cycle: hints, need statuses, gauges, stale clusters, missing joins.
 
-docs/spec/shard.md §10.5 to §10.7, §11.2, §14. What grows with the fleet or with what is short is worked out off the
-loop in `effects_of`; the loop only sends what came of it. Each part is a module of its own. Nothing here changes a
-decision, except that the gate's machines are handed to the next one.
+docs/spec/shard.md §10.5 to §10.7, §11.2, §14. Work that grows with the fleet or with the short rows is computed off the
+loop in `effects_of`; the loop only sends the results. Nothing here changes a decision, except that the machines of the
+join gate are passed to the next one.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ class _KnowsClaims(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscribers:
-    """What may be published to whom, taken on the loop before the work begins."""
+    """The receivers of each effect, read on the loop before the work begins."""
 
     #: Each cluster's rows in force.
     demand: Mapping[str, Sequence[Need]]
@@ -126,7 +126,7 @@ def claimed_machines(rows: Sequence[RowResult], buckets: bytes) -> Counter[int]:
 
 
 class CyclePublisher:
-    """One shard's word to the outside, and what it remembers of having said."""
+    """Publishes the effects of a shard's cycles, and stores what was published last."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Measures latencies: from the first report of a need to its first machine, and between machine states.
 
-docs/spec/shard.md §11.2 and §14. Each transition gives one sample, whichever part observed it, and each first report
-gives at most one. Nothing here is ever decided on.
+docs/spec/shard.md §11.2 and §14. Each transition gives one sample, regardless of the part that observed it, and each
+first report gives at most one. No decision reads them.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Reports to operators what the cluster policy changed or left out of their demand (docs/spec/shard.md §1.1).
 
-A row whose priority or penalty was lowered is decided on under another fingerprint; its operator knows the one that it
-reported. Values here never change, so that they may be read off the loop.
+A row whose priority or penalty was lowered is decided on under another fingerprint; its operator knows only the one
+that it reported. Values here never change, so they may be read off the loop.
 """
 
 from collections.abc import Mapping, Sequence, Set

@@ -1,7 +1,7 @@
 """Reports to each operator which of its needs are unmet after a cycle, by how much, and why.
 
-docs/spec/shard.md §10.7 and §12. Rows are those that the cluster reported. Everything here is worked out off the loop
-over the rows that are short, and over no others; a verdict changes nothing about a decision.
+docs/spec/shard.md §10.7 and §12. Rows are those that the cluster reported. Everything is computed off the loop, over
+the short rows only; a verdict never changes a decision.
 """
 
 from collections import Counter, defaultdict

@@ -1,7 +1,7 @@
 """Summarises a shard for the coordinator: counts of machines, and shortfalls.
 
-docs/spec/shard.md §11.1 and §11.3. Pure functions over one snapshot and the ledger; who sends the report, and when, is
-not their business. Only machines that could be given away are offered.
+docs/spec/shard.md §11.1 and §11.3. Pure functions over one snapshot and the ledger. Only machines that could be given
+away are offered.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Provides readers with connected and missing operators, and since when.
 
-docs/spec/shard.md §10.7 and §12. Read from the live registry at the moment of asking, on the shard's loop; one entry
-per cluster. Nothing here opens, ends or judges a session.
+docs/spec/shard.md §10.7 and §12. Read from the live registry at the time of the call, on the shard's loop; one entry
+per cluster. Nothing here opens, ends or validates a session.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from bigfleet.shard.sessions.stale_clusters import StaleClusters
 
 
 class SessionState(StrEnum):
-    """How an operator and the shard stand with each other."""
+    """The state of a cluster's session, as readers see it."""
 
     CONNECTED = "connected"
     #: The cluster has demand or machines, and no session.

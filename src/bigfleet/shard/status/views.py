@@ -1,8 +1,8 @@
 """Provides readers with the last finished cycle: every row, whether it is met, and if not, why.
 
-docs/spec/shard.md §10.7 and §12. A cycle leaves what it decided on and what it came to, swapped by reference; the rows
-are made of it when somebody first asks. A reader never stops a cycle and a cycle never changes what a reader is
-streaming. Nothing here decides.
+docs/spec/shard.md §10.7 and §12. A cycle leaves its input and its decision, swapped by reference; rows are computed
+from them at the first read. A reader never stops a cycle, and a cycle never changes what a reader is streaming. Nothing
+here decides.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -48,7 +48,7 @@ class MatchingSupply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedView:
-    """One reported row and what became of it."""
+    """One reported row, and its result in the last cycle."""
 
     need: Need
     #: What is short after Phase 1; empty when the row is met.

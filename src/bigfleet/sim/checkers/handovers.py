@@ -1,8 +1,7 @@
 """Checks the invariants of handovers at every step: S5 between shards, S15 and S17.
 
-As in `bigfleet.sim.checkers.invariants`, whose list they join. Who owns a machine is read off the disks of all shards
-and off the provider's; `remember` keeps what later events are held against. None may ask a shard what it believes to
-own.
+They extend the list of `bigfleet.sim.checkers.invariants`. Ownership is read from the disks of all shards and of the
+provider; `remember` stores what later events are compared with. No check may ask a shard what it owns.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,9 +1,9 @@
 """Checks the invariants at every step: one function per sentence of docs/spec/simulation.md.
 
-Each takes one event and the observations, and yields a sentence for a breach. `INVARIANTS` lists them with the event
-that they look at; `bigfleet.sim.checkers.liveness` has those that must hold in the end. None may look into the code
-that it judges further than the event shows, and none may repeat that code's own reasoning where the truth can be read
-from a disk.
+Each takes one event and the observations, and yields a sentence for each violation. `INVARIANTS` lists them with the
+type of event that they check; `bigfleet.sim.checkers.liveness` has those that must hold in the end. A check may not
+look into the checked code further than the event shows, nor repeat that code's reasoning if the truth can be read from
+a disk.
 """
 
 import math

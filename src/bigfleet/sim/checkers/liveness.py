@@ -1,7 +1,7 @@
 """Checks liveness: what must hold within a bounded virtual time after the last fault (L1 to L8).
 
-Looked at when the world has come to rest, or when the time for that is over. The truth is the provider's disk and the
-pods of the clusters; the shard is asked only for its verdict on them. Nothing here may help the world to its rest.
+Checked when the world has come to rest, or when its time is over. The truth is the provider's disk and the pods of the
+clusters; the shard is asked only for its verdict on them. Nothing here may help the world to converge.
 """
 
 from collections import Counter, defaultdict

@@ -1,7 +1,7 @@
 """Injects faults into the world around the code, one function each, and undoes them.
 
-Which of them a world has is drawn from the seed (`bigfleet.sim.plan_generator`); when they come, in `chaos`. Every draw
-is made from the stream of faults. None may touch the state of the code that is tried.
+The seed determines the faults of a world (`bigfleet.sim.plan_generator`), `chaos` their times. Every draw comes from
+the stream of faults. A fault never touches the state of the code under test.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Injects faults between shards, their coordinator and its store, one function each, and undoes them.
 
-As in `bigfleet.sim.faults.catalogue`, whose stream they draw from. An administrator who moves a domain is one of them.
-None may touch the state of the code that is tried.
+They draw from the same stream as `bigfleet.sim.faults.catalogue`. One of them is an administrator who moves a domain. A
+fault never touches the state of the code under test.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Provides the parts of faults: crash and return, pause, faulty responses, partition.
+"""Provides the parts of faults: crash and restart, pause, faulty responses, partition.
 
-Every wait and every draw is made here in the order in which the fault asks for it, from the stream of faults. None may
-touch the state of the code that is tried.
+Every wait and every draw is made in the order in which the fault asks for it, from the stream of faults. A fault never
+touches the state of the code under test.
 """
 
 from collections.abc import Awaitable, Callable, Iterable

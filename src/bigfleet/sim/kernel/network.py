@@ -1,8 +1,8 @@
 """Simulates the network: calls and streams with delays, resets, stalls, partitions and slow readers.
 
-A link has a direction. What is under way when a link is cut waits; a peer that stays away for `KEEPALIVE_SECONDS` is
-given up, as a keepalive does. A call that was taken goes on at its server after its caller has gone. Nothing here
-may look into what it carries, and it must never lose a part of a stream and carry the rest.
+A link has a direction. Messages on a link that is cut wait. A peer that is unreachable for `KEEPALIVE_SECONDS` is
+disconnected, as by a keepalive. A call that a server has accepted continues after its caller is gone. Nothing here may
+read the messages, and a stream never loses a part and delivers the rest.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """Simulates processes that are killed, paused and resumed at any await.
 
-A process is whatever runs in its context: each callback remembers the process in which it was made, and the loop
-(`bigfleet.sim.kernel.loop`) runs none of a dead one and keeps those of a paused one for later. So a death takes place
-between two awaits and no `finally` of the dead ever runs, as with SIGKILL. What must outlive a process is stored
-outside of it. A process must never be brought back to life: a restart is another process.
+Each callback stores the process in which it was made. The loop (`bigfleet.sim.kernel.loop`) runs no callback of a dead
+process and delays those of a paused one. So a death takes place between two awaits and no `finally` of the dead process
+ever runs, as with SIGKILL. State that must outlive a process is stored outside of it. A dead process never continues: a
+restart is another process.
 """
 
 import asyncio

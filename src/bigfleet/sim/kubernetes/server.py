@@ -52,7 +52,7 @@ _NO_OWNERS: FieldOwners = {}
 
 
 class InMemoryApiServer:
-    """The objects of one cluster, and what requests do to them.
+    """Stores the objects of one cluster and applies requests to them.
 
     uids, generated names and tokens come from counters, so that equal runs are equal. Every kind is served but for
     those in `unserved`. `put` and `remove` act as the other components of a cluster would, past every rule.

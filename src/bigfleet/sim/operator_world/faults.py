@@ -1,7 +1,7 @@
-"""Injects faults into API servers, their clients, and the processes of BigFleet in a cluster; people are among them.
+"""Injects faults into API servers, their clients, and the processes of BigFleet in a cluster; some act as people.
 
-One function each, as in `bigfleet.sim.faults.catalogue`, whose stream they draw from. What one of them leaves is undone
-by `KubernetesSite.heal`. None may touch the state of the code that is tried.
+One function each; they draw from the same stream as `bigfleet.sim.faults.catalogue`. `KubernetesSite.heal` undoes their
+effects. A fault never touches the state of the code under test.
 """
 
 from collections.abc import Callable, Iterable

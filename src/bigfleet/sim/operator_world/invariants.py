@@ -1,7 +1,7 @@
-"""Checks what the operator and the pod controller must keep to at every step: K1 to K5 (docs/spec/simulation.md).
+"""Checks the invariants of the operator and the pod controller at every step: K1 to K5 (docs/spec/simulation.md).
 
-The truth is in the objects of the API server and in the frames that the shard has sent; what a process believes is
-never asked. K4 is looked at where a write leaves its process (`bigfleet.sim.operator_world.replicas`).
+The truth is in the objects of the API server and in the frames that the shard has sent, never in the memory of a
+process. K4 is checked where a write leaves its process (`bigfleet.sim.operator_world.replicas`).
 """
 
 import json

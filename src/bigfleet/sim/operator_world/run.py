@@ -9,9 +9,9 @@ from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.operator.nodes.upcoming_nodes import LEAVING_SECONDS
 from bigfleet.sim.checkers import liveness
 from bigfleet.sim.faults.catalogue import chaos
+from bigfleet.sim.operator_world.convergence import AT_REST, drains_go_on, has_leaving_machines
 from bigfleet.sim.operator_world.faults import FAULTS
 from bigfleet.sim.operator_world.plan import OperatorPlan
-from bigfleet.sim.operator_world.rest import AT_REST, drains_go_on, has_leaving_machines
 from bigfleet.sim.operator_world.world import OperatorWorld
 from bigfleet.sim.world.run import WorldResult, heal, last_words, run_world, safety_phase
 

@@ -1,4 +1,4 @@
-"""Watches the clients of a simulated API server: who makes which call, and on whose behalf the server changes.
+"""Observes the clients of a simulated API server: the caller of each call, and the owner of each change.
 
 It must never change what a call does.
 """

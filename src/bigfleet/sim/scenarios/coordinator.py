@@ -1,8 +1,8 @@
-"""Runs a coordinator beside a closed world: the replica and the store of the world of faults, on wires that can be cut.
+"""Runs a coordinator beside a closed world: the replica and the store of the fault world, on links that can be cut.
 
-docs/spec/coordinator.md §3, §8. The replica's process can be gone, and its store can be partitioned from it; what it
-had heard goes with its process, what it had written stays. No shard may decide otherwise because of either. Nothing
-here may reach into a shard but through its link.
+docs/spec/coordinator.md §3, §8. The replica's process can die, and its store can be partitioned from it. What it
+learned is lost with its process, what it wrote stays. Neither may change a shard's decisions. Nothing here may reach a
+shard except through its link.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
 """Measures a closed-loop scenario: counts executed actions, records each cycle, computes the figures.
 
-docs/spec/simulation.md. Actions are counted from the audit log, where each mutating call has its record; everything
-else is read off the decisions, the provider and the pods. The journal has one line a cycle and is equal for equal
-runs. Nothing here may reach into the world.
+docs/spec/simulation.md. Actions are counted from the audit log, which has a record of each mutating call; everything
+else comes from the decisions, the provider and the pods. The journal has one line a cycle and is equal for equal runs.
+Nothing here may change the world.
 """
 
 import gc

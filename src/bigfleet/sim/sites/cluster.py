@@ -1,8 +1,8 @@
 """Simulates a cluster: the real operator session over a cluster that can misreport demand, go silent or die.
 
 The pods are Kubernetes' and outlive the operator; their nodes are the machines that the provider has bound to the
-cluster. What a roll-up says in a faulty time is chosen by name (`LIES`); the real demand stands in `pods`. A cluster
-must never report wrongly outside of its faults.
+cluster. During a fault, `LIES` names what a roll-up reports; the real demand is in `pods`. A cluster must never report
+wrongly outside of its faults.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Runs a shard's real link in the world, watched, in the shard's process or beside it.
+"""Runs a shard's real link in the world, observed, inside the shard's process or outside of it.
 
-docs/spec/coordinator.md §8. Beside it, it draws from streams of its own and runs after everything else of a moment, so
-that a run with a link without an answer can be compared with a run without a link. The watch notes what is sent and how
-it ends, and must never change either.
+docs/spec/coordinator.md §8. Outside, it draws from streams of its own and runs after everything else of the same
+moment, so that a run with an unanswered link can be compared with a run without a link. The observer records calls and
+their results, and must never change either.
 """
 
 from collections.abc import Callable, Iterable, Sequence, Set

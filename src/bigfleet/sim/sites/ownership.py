@@ -1,8 +1,8 @@
-"""Keeps a shard's disk in the world, and reads from it who owns which machine.
+"""Stores a shard's disk in the world, and reads from it which shard owns which machine.
 
-The tables are the real ones of `bigfleet.shard.ownership.ownership_file`, in memory; what a process has committed is
-what its successor finds. A disk has one holder: a process whose successor has started writes nothing more. After each
-commit the disk is read again, so that what stands there counts, and not what its writer thinks.
+The tables are the real ones of `bigfleet.shard.ownership.ownership_file`, in memory; a process finds what its
+predecessor has committed. A disk has one holder: a process whose successor has started writes nothing more. After each
+commit the disk is read again, so that its content counts, and not its writer's memory.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ _PATH = Path("/simulated/shard.db")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnershipRecord:
-    """What one shard's disk says."""
+    """The content of one shard's disk."""
 
     owned: Owned
     reservations: Mapping[MachineId, Reservation] = field(default_factory=dict)

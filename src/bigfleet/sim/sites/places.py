@@ -1,7 +1,7 @@
-"""Places shards and providers on a simulated network, where their clients reach the process of the moment.
+"""Connects shards and providers to a simulated network, where their clients reach the current process.
 
-docs/spec/wire.md. The sites of the fault world and the processes of scenarios are such places. A place must never make
-or end a process.
+docs/spec/wire.md. The sites of the fault world and the processes of scenarios use it. Nothing here starts or ends a
+process.
 """
 
 from typing import Final

@@ -1,7 +1,7 @@
-"""Stores what survives a process: a provider's store, the simulated cloud, an audit log; reports each write.
+"""Simulates disks: a provider's store, the simulated cloud, an audit log; reports each write.
 
-They stand for disks. A commit happens whole or not at all, and a disk that is down refuses it (`StoreDown`). What was
-taken must never change by itself.
+A commit happens completely or not at all, and a disk that is down refuses it (`StoreDown`). Stored content must never
+change by itself.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,8 +1,9 @@
 """Reduces the plan of a failing run while the same invariant fails.
 
-Fewer faults, clusters, replicas, kinds of pods, pools and machines, and a shorter course: each is taken away in turn
-and stays away when the run fails as before (docs/spec/simulation.md). A smaller plan is another world with other draws,
-so a step that no longer fails is only not taken. It must never take another failure for the one that was asked about.
+Fewer faults, clusters, replicas, kinds of pods, pools and machines, and a shorter run: each reduction is tried in turn
+and stays if the run fails as before (docs/spec/simulation.md). A smaller plan is another world with other draws, so a
+reduction after which the run passes is only undone. It must never take another failure for the one that was asked
+about.
 """
 
 from collections.abc import Callable, Iterator

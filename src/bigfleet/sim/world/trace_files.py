@@ -1,7 +1,7 @@
 """Stores a run on disk: its plan, its lines and its hash, compressed, so that it can be replayed.
 
-One JSON value per line, in gzip: the plan, then (nanoseconds, kind, subject, text) of each entry, then the hash. It
-needs nothing but the program to be run again. Reading must never trust a file to be one of ours.
+One JSON value per line, in gzip: the plan, then (nanoseconds, kind, subject, text) of each entry, then the hash. A
+replay needs the program only. A file is validated when it is read.
 """
 
 import gzip

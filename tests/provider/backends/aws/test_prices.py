@@ -116,7 +116,7 @@ def test_the_advisor_gives_the_middle_of_each_range(tmp_path: Path) -> None:
     ("content", "region", "text"),
     [
         ("[]", "us-east-1", "not the Spot Instance Advisor's data"),
-        (json.dumps(ADVISOR), "eu-central-1", "has nothing for region eu-central-1"),
+        (json.dumps(ADVISOR), "eu-central-1", "has no data of region eu-central-1"),
         (json.dumps({**ADVISOR, "ranges": []}), "us-east-1", "range 0 is used and not declared"),
     ],
 )

@@ -73,8 +73,8 @@ WRONG = [
     ({"limits": {"create": {"speed": 1}}}, "unknown field `speed`"),
     ({"limits": {"create": {"concurrency": 0}}}, "describe: limits.create.concurrency: 0 is not from 1 to 1000"),
     ({"limits": {"create": {"rate": 0}}}, "describe: limits.create.rate: 0 is not above 0"),
-    ({"limits": {"create": {"timeout": "soon"}}}, "describe: limits.create.timeout: 'soon' is no duration"),
-    ({"limits": {"create": {"timeout": "0s"}}}, "describe: limits.create.timeout: '0s' is no duration above 0"),
+    ({"limits": {"create": {"timeout": "soon"}}}, "describe: limits.create.timeout: 'soon' is not a duration"),
+    ({"limits": {"create": {"timeout": "0s"}}}, "describe: limits.create.timeout: '0s' is not a duration above 0"),
     ({"limits": {"inventory": {"rate": 1}}}, "describe: limits.inventory.rate: inventory has a timeout only"),
 ]
 

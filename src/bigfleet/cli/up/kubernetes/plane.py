@@ -1,6 +1,6 @@
 """Represents one cluster of `bigfleet up --kubernetes`: a real control plane, its machines, its workloads.
 
-Machines are what the provider says: each Configured one is a Node, played by the fake kubelet. The scheduler, the
+Each machine that the provider reports as Configured is a Node, simulated by the fake kubelet. The scheduler, the
 controllers, the operator and the pod controller are the real programs. Nothing here places a pod or binds a machine.
 """
 

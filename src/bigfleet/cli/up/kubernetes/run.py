@@ -1,7 +1,6 @@
 """Runs `bigfleet up --kubernetes N`: planes, fleet, operators, workloads, a line per cluster, a summary.
 
-The workloads change all the time, as those of real clusters do. Nothing here decides about capacity; it starts the real
-programs and lets a person watch them.
+The workloads change all the time, as those of real clusters do. Nothing here decides about capacity.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Checks what `bigfleet up --kubernetes` is asked to do, before anything is started."""
+"""Checks the flags of `bigfleet up --kubernetes` before anything is started."""
 
 from dataclasses import dataclass
 from pathlib import Path

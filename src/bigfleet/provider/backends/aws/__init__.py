@@ -1,4 +1,4 @@
-"""Makes instances of EC2: docs/spec/aws-provider.md.
+"""Implements the provider of EC2 instances (docs/spec/aws-provider.md).
 
-Start with `backend`; `api` has the calls to AWS, and only `boto` imports boto3.
+Start reading at `backend`; `api` defines the calls to AWS, and only `boto` imports boto3.
 """

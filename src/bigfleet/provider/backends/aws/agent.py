@@ -23,7 +23,7 @@ def read_bucket(text: str) -> tuple[str, str]:
     """Return bucket and prefix of `s3://BUCKET/PREFIX`. Raises BucketFault."""
     found = _BUCKET.fullmatch(text)
     if found is None:
-        raise BucketFault(f"{text!r} is no place in S3; write s3://BUCKET/PREFIX")
+        raise BucketFault(f"{text!r} is not a place in S3; write s3://BUCKET/PREFIX")
     return found[1], (found[2] or "").strip("/")
 
 

@@ -172,7 +172,7 @@ class AwsBackend:
         self._lookup = lookup
 
     def set_offerings(self, offerings: Sequence[AwsOffering]) -> None:
-        """Replace what is on offer, from the next inventory and Create on."""
+        """Replace the offerings, from the next inventory and Create on."""
         self._offerings = tuple(offerings)
         self._written_prices = {
             (each.instance_type, each.zone, each.capacity_type): each.price_usd_per_hour
@@ -205,7 +205,7 @@ class AwsBackend:
         return PartialFacts(facts=tuple(found), unread_prefixes=tuple(unpriced))
 
     async def _refresh_prices(self, live: Sequence[Ec2Instance]) -> None:
-        """Ask AWS for prices that the offerings do not say."""
+        """Fetch the prices that the offerings do not have."""
         asked = {
             (each.instance_type, each.capacity_type) for each in self._offerings if each.price_usd_per_hour is None
         }
@@ -221,7 +221,7 @@ class AwsBackend:
         return capacity_type_of_instance(instance) if known is None else known.machine.capacity_type
 
     def _template(self, offering: AwsOffering) -> Slot | None:
-        """Return what an offering's slots show, None while there is no price."""
+        """Return the facts of an offering's slots; None while it has no price."""
         usd = offering.price_usd_per_hour
         if usd is None:
             usd = self._prices.price(offering.instance_type, offering.zone, offering.capacity_type)

@@ -38,7 +38,7 @@ class Batches(Generic[T]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, item: str) -> T | None:
-        """Return the item's result, None when the call has none. Raises what the call raised."""
+        """Return the item's result, None if the call has none. Raises the exception of the call."""
         future: asyncio.Future[T | None] = asyncio.get_running_loop().create_future()
         if not self._waiting:
             self._timer = self._started(self._send_after(GATHER_SECONDS))

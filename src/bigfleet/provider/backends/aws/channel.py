@@ -1,4 +1,4 @@
-"""Gives an instance its orders by tag and S3, and reads what its agent answers.
+"""Sends an instance its orders by tag and S3, and reads the answers of its agent.
 
 docs/spec/aws-provider.md §4. Nothing connects to an instance: its agent reads a tag from the metadata service and the
 bootstrap data from S3. The data is in no tag, log or error, and is deleted once the agent answered.
@@ -77,7 +77,7 @@ class Channel:
             _log.warning("aws.data_not_deleted", instance=instance_id, operation_id=operation_id, error=str(error))
 
     async def answer(self, instance_id: str, operation_id: str) -> AgentAnswer | None:
-        """Return what the agent said of an operation, None when it said nothing yet. Raises AwsError, AwsRefused."""
+        """Return the agent's answer to an operation; None if there is none yet. Raises AwsError, AwsRefused."""
         content = await self._objects.get(f"{self._key(instance_id, operation_id)}.result", ANSWER_BYTES_MAX)
         if content is None:
             return None

@@ -1,7 +1,6 @@
-"""Decides what an error of AWS means: no capacity, try again, final, absent, forbidden.
+"""Classifies errors of AWS: no capacity, retry, final, absent, forbidden.
 
-docs/spec/aws-provider.md §3. No other module knows a code of AWS. Of what is not listed it must never conclude that a
-retry helps.
+docs/spec/aws-provider.md §3. No other module knows error codes of AWS. An unlisted error is never retried.
 """
 
 from enum import Enum
@@ -62,7 +61,7 @@ class AwsRefused(Exception):
 
 
 def meaning_of(error: AwsError) -> Meaning:
-    """Return what an error means."""
+    """Return the class of an error."""
     code = error.code
     if code in _STOCKOUTS or code.startswith("InsufficientCapacity"):
         return Meaning.STOCKOUT
@@ -112,7 +111,7 @@ def is_permitted_dry_run(error: AwsError) -> bool:
 
 
 def raised(error: AwsError, *, may_lack_capacity: bool = False) -> Exception:
-    """Return what the kit is to hear of an error; only a launch may lack capacity."""
+    """Return the exception that the kit gets for an error; only a launch may lack capacity."""
     meaning = meaning_of(error)
     if meaning is Meaning.STOCKOUT and may_lack_capacity:
         return Stockout(text_of(error), max(STOCKOUT_RETRY_SECONDS, memory_seconds(error.code)))

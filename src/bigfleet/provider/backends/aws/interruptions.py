@@ -58,11 +58,11 @@ def read_advisor(path: Path, region: str) -> dict[str, float]:
     try:
         advisor = msgspec.json.decode(read_bounded(path, CONFIGURATION_BYTES_MAX), type=_Advisor)
     except OSError as error:
-        raise AdvisorFault(f"{path}: {error.strerror}") from error
+        raise AdvisorFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except msgspec.MsgspecError as error:
         raise AdvisorFault(f"{path}: not the Spot Instance Advisor's data: {error}") from error
     if region not in advisor.spot_advisor:
-        raise AdvisorFault(f"{path}: has nothing for region {region}")
+        raise AdvisorFault(f"{path}: has no data of region {region}; download a current file")
     shares: dict[int, float] = {}
     lower = 0.0
     for each in sorted(advisor.ranges, key=lambda entry: entry.max):

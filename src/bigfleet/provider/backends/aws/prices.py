@@ -1,7 +1,7 @@
-"""Learns what instances cost: on-demand prices of the Price List, spot prices of EC2's history.
+"""Fetches the prices of instances: on-demand prices from the Price List, spot prices from EC2's history.
 
-docs/spec/aws-provider.md §6. Prices that are due are asked for while the inventory is read; one that cannot be had
-stays as it was. A price of 0 is never served.
+docs/spec/aws-provider.md §6. Prices that are due are fetched while the inventory is read; if one cannot be fetched, the
+old one stays. A price of 0 is never served.
 """
 
 import os

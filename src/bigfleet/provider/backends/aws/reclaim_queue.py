@@ -1,7 +1,7 @@
-"""Reads EC2's events about spot instances from a queue, and pushes what they mean for machines.
+"""Reads EC2's events about spot instances from a queue, and pushes their effects on machines.
 
-docs/spec/aws-provider.md §7. A message is deleted after its push was committed, so that none is lost; the same event
-twice means the same. An event about an instance that is not a machine's host means nothing.
+docs/spec/aws-provider.md §7. A message is deleted after its push was committed, so that none is lost; a repeated event
+has no further effect. An event about an instance that is not a machine's host is ignored.
 """
 
 from collections import Counter

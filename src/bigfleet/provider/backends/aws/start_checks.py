@@ -1,7 +1,7 @@
-"""Checks at the start that AWS would allow what the provider is going to do.
+"""Checks at the start that AWS allows the calls that the provider will make.
 
-docs/spec/aws-provider.md §1. An AWS that does not answer is no reason not to start: a provider with a loaded state
-serves without it.
+docs/spec/aws-provider.md §1. If AWS does not answer, the provider starts anyway: with a loaded state it can serve
+without AWS.
 """
 
 from collections.abc import Iterable, Mapping

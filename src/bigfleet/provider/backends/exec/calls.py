@@ -1,6 +1,6 @@
-"""Puts one call to a program into JSON and reads what its exit code and its answer mean.
+"""Encodes one call to a program as JSON and interprets its exit code and its answer.
 
-docs/spec/exec-provider.md §2, §3. A blob is sent on standard input only, metadata of a binding never. This
+docs/spec/exec-provider.md §2, §3. A blob is sent on standard input only; metadata of a binding is never sent. This
 module must never store what was sent.
 """
 
@@ -78,7 +78,7 @@ class ProgramCalls:
         self.configuration_fault = ""
 
     def question(self, machine: MachineView, op: Op | None) -> dict[str, Any]:
-        """Return what every verb of a machine is asked."""
+        """Return the part of the JSON input that all verbs of a machine have."""
         question: dict[str, Any] = {
             "machine": {
                 "id": machine.id,

@@ -1,7 +1,7 @@
-"""Reads what a program says about itself: its verbs, which of them may be run again, and how often each may run.
+"""Reads a program's description of itself: its verbs, which of them may be repeated, and its rate limits.
 
-docs/spec/exec-provider.md §1. A verb that is not named is never run. Nothing unknown is accepted, so that a slip of the
-pen does not become a default.
+docs/spec/exec-provider.md §1. A verb that is not named is never run. Unknown keys and values are rejected, so that a
+typing mistake does not become a default.
 """
 
 import math
@@ -73,7 +73,7 @@ class Description:
 
 
 async def describe(runner: ProgramRunner, *, needs_inventory: bool, concurrency: int) -> Description:
-    """Run `describe` and return what it says. Raises DescriptionFault.
+    """Run `describe` and return its answer, checked. Raises DescriptionFault.
 
     `needs_inventory` is False if the slots come from elsewhere; `concurrency` is that of kinds without one.
     """
@@ -167,6 +167,6 @@ def _seconds(verb: str, limits: _VerbLimits, default_seconds: float) -> float:
         return default_seconds
     seconds = duration_seconds(limits.timeout)
     if seconds is None or not 0 < seconds <= _TIMEOUT_SECONDS_MAX:
-        text = f"{limits.timeout!r} is no duration above 0 and up to a day; write 90s, 10m or 1m30s"
+        text = f"{limits.timeout!r} is not a duration above 0 and up to a day; write 90s, 10m or 1m30s"
         raise DescriptionFault(f"describe: limits.{verb}.timeout: {text}")
     return seconds

@@ -1,7 +1,7 @@
 """Runs the program's `feed` for as long as the provider serves and pushes each of its lines.
 
-docs/spec/exec-provider.md §5. A line that is not understood is logged and passed over; an end starts the program again,
-later each time. While 1,000 lines wait for their commit, the program is read no further.
+docs/spec/exec-provider.md §5. A line that cannot be parsed is logged and skipped. If the program ends, it is started
+again with a growing delay. While 1,000 lines wait for their commit, the program's output is not read.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Implements the backend over hosts that run libvirt: slots that share room, guests that are watched.
 
 docs/spec/libvirt-provider.md. Slots and rooms are those of partitioned hosts (docs/spec/provider.md §22) with one host
-in each group. It also restarts guests that stopped, reports domains that were removed by others, and removes
-bootstrap data that no Configure needs any more. It must never act on a machine with an operation in flight.
+in each group. It also restarts guests that stopped, reports domains that others removed, and removes bootstrap data
+that no Configure needs any more. It must never act on a machine with an operation in flight.
 """
 
 import asyncio
@@ -96,7 +96,7 @@ class LibvirtBackend:
         self._wake: Callable[[], None] = lambda: None
 
     def replace_hosts(self, hosts: KvmHosts) -> None:
-        """Take another hosts file: what stands keeps its room. Raises KvmHostsFault, and then nothing has changed."""
+        """Replace the hosts file; machines keep their room. Raises KvmHostsFault, and then nothing has changed."""
         fleet = fleet_of(hosts, self.provider, self._foreign)
         self._driver.hosts = hosts
         self.slots.replace_fleet(fleet)
@@ -239,7 +239,7 @@ class LibvirtBackend:
                 self._wake()
 
     async def _look_at(self, machine_id: str, feed: Feed) -> None:
-        """Start a guest again that stopped, and report a domain that is gone."""
+        """Restart a guest that stopped, and report a domain that does not exist any more."""
         state = self._resting.get(machine_id)
         try:
             if state is MachineState.CONFIGURED:

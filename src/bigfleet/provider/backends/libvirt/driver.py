@@ -1,7 +1,8 @@
-"""Makes machines real as libvirt domains: queues steps on hosts and waits for guests in between.
+"""Operates machines as libvirt domains: queues steps on hosts and waits for guests in between.
 
-docs/spec/libvirt-provider.md §3 to §7. A host that cannot be reached is asked again until the operation's deadline,
-here and not by the kit, whose breaker would stop the work on other hosts. It decides nothing about a machine.
+docs/spec/libvirt-provider.md §3 to §7. Calls to a host that cannot be reached are retried here until the operation's
+deadline. The kit does not retry them, because its breaker would stop the work on other hosts. It decides nothing about
+a machine.
 """
 
 import asyncio

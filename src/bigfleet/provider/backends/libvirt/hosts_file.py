@@ -134,7 +134,7 @@ def read_kvm_hosts(path: Path) -> KvmHosts:
     try:
         body = load_yaml(read_bounded(path, CONFIGURATION_BYTES_MAX).decode())
     except OSError as error:
-        raise KvmHostsFault(f"{path}: {error.strerror}") from error
+        raise KvmHostsFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except (ValueError, yaml.YAMLError) as error:
         raise KvmHostsFault(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     try:

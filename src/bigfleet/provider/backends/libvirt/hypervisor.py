@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 
 class HostError(Exception):
-    """A host did not do what it was asked; the text is libvirt's."""
+    """A call to a host failed; the text is libvirt's."""
 
 
 class HostDown(HostError):

@@ -1,8 +1,8 @@
 """Implements the backend over partitioned hosts: reserves capacity at acceptance, and adds and removes slots.
 
-docs/spec/provider.md §16, §22. `admit` and `settle` are where anything changes; the kit gives them one turn at a time.
-What the kit knows is mirrored here by number: a slot that is on offer there is `offered` here. A machine in use must
-never lose its room before the kit says that its host is gone.
+docs/spec/provider.md §16, §22. Only `admit` and `settle` change state; the kit calls them one at a time. The kit's
+state is mirrored here by number: a slot that the kit offers is `offered` here. A machine in use must never lose its
+room before the kit says that its host is gone.
 """
 
 import asyncio

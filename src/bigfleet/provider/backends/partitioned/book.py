@@ -1,8 +1,8 @@
-"""Stores where instances were placed: one durable row per machine, before the driver carves.
+"""Stores the placements of instances: one durable row per machine, written before the driver carves.
 
-docs/spec/provider.md §22. The provider's own state names the host of a machine from the end of its Create on; these
-rows say it before that, and after a Create that failed. A row must never be believed for another operation than the
-one that it was written for.
+docs/spec/provider.md §22. The provider's own state names the host of a machine only after its Create has ended. These
+rows have the host during the Create and after one that failed. A row is valid only for the operation that it was
+written for.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Drives hosts by running a program for each call, with JSON on standard input and output.
 
-docs/spec/provider.md §22. Exit 0 is done, 75 may be tried again, anything else is final with the last line of standard
-error as text. A program that is not done in time is killed with everything that it started. What a program was given
-must never reach a log.
+docs/spec/provider.md §22. Exit 0 is done, 75 may be retried, any other code is final; the last line of standard error
+is its text. A program that exceeds its time is killed with everything that it started. The program's input must never
+reach a log.
 """
 
 import base64

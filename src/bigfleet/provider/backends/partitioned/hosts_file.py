@@ -1,7 +1,7 @@
-"""Reads the hosts file: which physical hosts there are, and which slots could be offered on them.
+"""Reads the hosts file: the physical hosts, and the slots that could be offered on them.
 
-docs/spec/provider.md §22. The cluster part is an IAllocator message without a request (docs/spec/partition.md §2); the
-allocator's maker reads it. Every mistake names the file, the owner and the key. Nothing here may take room.
+docs/spec/provider.md §22. The cluster part is an IAllocator message without a request (docs/spec/partition.md §2),
+which the caller's allocator reads. Every mistake names the file, the owner and the key. Nothing here may reserve room.
 """
 
 import copy
@@ -122,7 +122,7 @@ def read_hosts(path: Path, provider: str, make: MakeAllocator, ours: Mapping[str
     try:
         document = load_json(read_bounded(path, CONFIGURATION_BYTES_MAX).decode(), object_pairs_hook=_object)
     except OSError as error:
-        raise HostsFault(f"{path}: {error.strerror}") from error
+        raise HostsFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except ValueError as error:
         raise HostsFault(f"{path}: not JSON: {error}") from error
     if not isinstance(document, dict):

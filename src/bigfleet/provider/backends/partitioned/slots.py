@@ -1,4 +1,4 @@
-"""Numbers slots: which numbers of a line are on offer, which are in use, and which is the lowest that is free.
+"""Numbers slots: the numbers of a line that are on offer, those in use, and the lowest free one.
 
 docs/spec/provider.md §22. Nothing here may know why a slot comes or goes.
 """

@@ -76,7 +76,7 @@ def load_catalogue(path: Path | None) -> Mapping[str, InstanceType]:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             return parse_catalogue(lines, str(path))
     except OSError as error:
-        raise CatalogueFault(f"{path}: {error.strerror}") from error
+        raise CatalogueFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError as error:
         raise CatalogueFault(f"{path}: not UTF-8 text: {error.reason} at byte {error.start}") from error
     except csv.Error as error:
@@ -106,7 +106,7 @@ def _parsed(lines: Iterable[str], file: str) -> Mapping[str, InstanceType]:
             raise CatalogueFault(f"{place}: more than {TYPES_MAX} instance types")
         types[instance_type.name] = instance_type
     if not types:
-        raise CatalogueFault(f"{file}: there is no instance type in it")
+        raise CatalogueFault(f"{file}: has no instance type; write one line for each type")
     return MappingProxyType(types)
 
 

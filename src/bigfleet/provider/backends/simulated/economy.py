@@ -1,7 +1,7 @@
 """Changes the simulated world over time: prices, stockouts, interruptions of spot hosts.
 
-docs/spec/provider.md §21. Everything is a function of (seed, subject, time since the world began), so that a restart
-changes nothing. Nothing here may remember a draw that it could not make again.
+docs/spec/provider.md §21. Everything is a function of (seed, subject, time since the world began), so a restart changes
+nothing. Nothing here may store a draw that it could not repeat.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Computes the stage of a host from its times and now (docs/spec/provider.md §21).
+"""Computes the stage of a host from its stored times and the current time (docs/spec/provider.md §21).
 
-The times are stored before the call that set them returns, so every operation ends on time, also if the caller gave up
+The times are stored before the call that set them returns. So every operation ends on time, also if the caller gave up
 or no provider runs. Nothing here may wait, and nothing here changes a host.
 """
 

@@ -204,7 +204,7 @@ def load_world(path: Path | None) -> CloudWorld:
     try:
         content = read_bounded(path, CONFIGURATION_BYTES_MAX)
     except OSError as error:
-        raise WorldFault(f"{path}: {error.strerror}") from error
+        raise WorldFault(f"{path}: {error.strerror}; name a file that can be read") from error
     return parse_world(content, str(path), is_json=path.suffix == ".json")
 
 

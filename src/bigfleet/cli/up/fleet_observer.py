@@ -1,7 +1,7 @@
-"""Shows several shards as one fleet: the figures and actions of one shard's observer, and those of each shard.
+"""Shows several shards as one fleet: sums of their figures, their actions in order, and the figures of each shard.
 
-Each shard is read by an `ShardObserver` of its own and the coordinator by a `CoordinatorWatch`; while one of them is
-away its last answer stands. Nothing here adds up what a shard did not say.
+Each shard is read by a `ShardObserver` and the coordinator by a `CoordinatorWatch`; while one of them cannot be
+reached, its last answer is shown. Nothing here estimates what a shard did not report.
 """
 
 import asyncio

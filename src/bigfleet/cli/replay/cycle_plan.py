@@ -1,7 +1,7 @@
-"""Turns one recorded cycle into the input of a plan, so that it is shown, patched and explained as a plan is.
+"""Converts one recorded cycle to the input of a plan, so that it is printed, patched and explained like a plan.
 
-docs/replay.md. A row is named by its cluster and the id that `bigfleet get needs` shows. Options that files of a plan
-have no word for are those that were recorded. Nothing here may change what was recorded.
+docs/replay.md. A row is named by its cluster and the id that `bigfleet get needs` shows. Options that the files of a
+plan cannot express keep their recorded values. Nothing here changes the recording.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Moves the demand of a run: the demonstration's workload, or a trace that is replayed and sampled.
+"""Advances the demand of a run: the workload of the demonstration, or a trace that is replayed and sampled.
 
-Both keep where they stand, so that a stopped run goes on there. A replay takes its samples while its clock stands
-still: every cluster reports the demand of exactly that trace second, the shard acknowledges it, and only a decision
-that was made on it is written down. Nothing here knows how demand is shown.
+Both store their position, so that a stopped run resumes there. A replay stops its clock while it takes a sample: every
+cluster reports the demand of exactly that trace second, the shard acknowledges it, and the sample is taken from a
+decision on that demand. Nothing here knows how demand is shown.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""Becomes a program that is not ours, as a child of `bigfleet up`: it ends with its parent, however that ends.
+"""Runs an external program, such as etcd, as a child of `bigfleet up` that ends when its parent ends.
 
-The process that was started becomes the program, so that its id is the program's. A guard beside it holds our standard
-input: when the parent is gone it closes, and the guard ends the program. The program is in a session of its own,
-because a Ctrl-C on a terminal reaches the whole group at once and it must outlive those who use it. Nothing here reads
-or changes what the program does.
+The started process becomes the program, so that its process id is the program's. A guard process waits on the pipe from
+the parent: it closes when the parent is gone, and the guard then ends the program. The program is in a session of its
+own, because Ctrl-C on a terminal reaches a whole process group at once and the program must outlive its users. Nothing
+here reads or changes what the program does.
 """
 
 import os

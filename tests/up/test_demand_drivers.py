@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.up.drive import SAMPLES, DemoDriver, ReplayDriver
+from bigfleet.cli.up.demand_drivers import SAMPLES, DemoDriver, ReplayDriver
 from bigfleet.cli.up.observer import ClusterFigures, FleetFigures
 from bigfleet.cli.up.settings import RunIdentity, UpSettings
 from bigfleet.cli.up.state_dir import StateDir

@@ -1,4 +1,4 @@
-"""Checks what must hold in every cluster once it is left alone: K6 to K11 (docs/spec/simulation.md).
+"""Checks what must hold in every cluster after the faults have ended: K6 to K11 (docs/spec/simulation.md).
 
 The truth is the provider's disk and the objects of the API server.
 """

@@ -17,7 +17,7 @@ SLEEP = shutil.which("sleep") or "/bin/sleep"
 
 
 def start() -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "bigfleet.cli.up.foreign", SLEEP, "600"]
+    command = [sys.executable, "-m", "bigfleet.cli.up.external_program", SLEEP, "600"]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
 

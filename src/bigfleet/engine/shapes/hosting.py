@@ -94,17 +94,34 @@ def place_first_fit(row: RowState, hosts: Sequence[HostState]) -> None:
             place_group(group, hosts)
 
 
-def place_group(group: PodGroup, hosts: Sequence[HostState]) -> None:
-    """Place what the group has left on the hosts in order."""
-    request = group.request
+def place_group(group: PodGroup, hosts: Iterable[HostState]) -> None:
+    """Place what the group has left on the hosts in order.
+
+    It does what `place` of `capacity` does on every host that `may_host` allows, without a call for each.
+    """
+    request, left, limit = group.request, group.left, group.limit
     (d, milli), (other, other_milli) = request[0], request[min(1, len(request) - 1)]
+    may_use, is_waiting = group.row.may_use, group.is_waiting
     for host in hosts:
         room = host.room
-        # Most machines are full; comparing two dimensions finds that without a call.
-        if room[d] >= milli and room[other] >= other_milli and may_host(group, host):
-            place(group, host, capacity(group, host))
-            if not group.left:
-                return
+        # Most machines are full; comparing two dimensions finds that first.
+        if room[d] < milli or room[other] < other_milli or not may_use(host.machine, host.shape):
+            continue
+        if is_waiting and host.is_configured:
+            continue
+        count = min(left, limit - host.claims.get(group, 0)) if limit else left
+        for dimension, amount in request:
+            if room[dimension] < amount * count:
+                count = room[dimension] // amount
+        if count <= 0:
+            continue
+        for dimension, amount in request:
+            room[dimension] -= amount * count
+        host.claims[group] = host.claims.get(group, 0) + count
+        left -= count
+        if not left:
+            break
+    group.left = left
 
 
 def place_row(row: RowState, hosts: Sequence[HostState]) -> None:

@@ -199,6 +199,32 @@ class RowState:
         )
 
 
+class LeastRoom(NamedTuple):
+    """A room that every host of some pods has at least, in two dimensions."""
+
+    dimension: int
+    milli: int
+    other: int
+    other_milli: int
+
+    def is_in(self, room: Room) -> bool:
+        """Return whether the room has this; without it, no such pod fits."""
+        return room[self.dimension] >= self.milli and room[self.other] >= self.other_milli
+
+
+@dataclass(slots=True, eq=False)
+class HeldDomain:
+    """The hosts of one domain that some rows may use, in hosting order; full ones may have been dropped."""
+
+    hosts: list[HostState]
+    #: The place before which all of them are full.
+    first: int = 0
+
+
+#: Which machines gangs may use: their shapes, whether none may be interrupted, and the key of the domains.
+GangAccess = tuple[frozenset[int], bool, str]
+
+
 @dataclass(slots=True, eq=False)
 class HostIndex:
     """Finds a cluster's machines."""
@@ -209,8 +235,9 @@ class HostIndex:
     by_shape: dict[int, list[tuple[int, HostState]]] = field(default_factory=dict)
     #: By some shapes, in hosting order.
     by_shapes: dict[frozenset[int], list[HostState]] = field(default_factory=dict)
-    #: Values of a key on hosts of some shapes that a pinned row, or another one, may use.
-    values: dict[tuple[frozenset[int], bool, str], frozenset[str]] = field(default_factory=dict)
+    #: By the machines that gangs may use: their domains, and the least room that is of use to any of them.
+    domains: dict[GangAccess, dict[str, HeldDomain]] = field(default_factory=dict)
+    least: dict[GangAccess, LeastRoom] = field(default_factory=dict)
     #: By (fingerprint, group) of the stamp, in hosting order.
     by_stamp: dict[tuple[str, str], list[HostState]] = field(default_factory=dict)
 

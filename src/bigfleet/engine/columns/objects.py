@@ -84,7 +84,7 @@ def machines_at(view: ColumnSnapshot, rows: Sequence[int], resources: Sequence[M
     offers = [vocabulary.offers[each] for each in columns.offer[at].tolist()]
     stamps = [vocabulary.stamps[each] for each in columns.stamp[at].tolist()]
     kinds = {
-        each: _Kind.of(shapes[place], resources[vocabulary.supply_of_shape[each]]) for place, each in enumerate(number)
+        each: _Kind.of(vocabulary.shapes[each], resources[vocabulary.supply_of_shape[each]]) for each in set(number)
     }
     of_shape = [kinds[each] for each in number]
     slots: dict[str, Iterable[object]] = {name: repeat(value) for name, value in _ABSENT.items()}

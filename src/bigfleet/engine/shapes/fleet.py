@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from typing import Final, NamedTuple
+from typing import Final
 
 from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
@@ -47,15 +47,6 @@ _STATE_ORDER: Final = {state: place for place, state in enumerate(HELD)}
 
 #: Answers about requests of pods that are stored, of each kind.
 CACHED_MAX: Final = 200_000
-
-
-class HostOrder(NamedTuple):
-    """Sort key of a cluster's machines: the least first."""
-
-    state: int
-    fleet_cost: float
-    keep_penalty: float
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,15 +526,20 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
     return price * share
 
 
-def _order(host: HostState, wanted: Mapping[int, int], costs: dict[tuple[int, float], float]) -> HostOrder:
-    """Return the sort key of a host; `costs` has what is known of the cluster's machines, by shape and price."""
+def _order(
+    host: HostState, wanted: Mapping[int, int], costs: dict[tuple[int, float], float]
+) -> tuple[int, float, float, str]:
+    """Return the sort key of a host: state, fleet cost, penalty and id; the least first.
+
+    `costs` has what is known of the cluster's machines, by shape and price.
+    """
     machine = host.machine
     kind = (host.shape, machine.price_usd_per_hour)
     cost = costs.get(kind)
     if cost is None:
         cost = costs[kind] = fleet_cost(machine.price_usd_per_hour, host.total, wanted)
     state = _STATE_ORDER.get(machine.state, len(HELD))
-    return HostOrder(state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
+    return (state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
 
 
 def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:

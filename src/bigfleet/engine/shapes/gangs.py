@@ -162,7 +162,7 @@ def _gang(row: RowState, fleet: DecisionState, index: HostIndex) -> _Gang:
     cluster = row.cluster.id if row.cluster.id in fleet.options.overheads else ""
     pods = tuple([(g.request, g.left, g.limit, g.is_waiting) for g in row.groups])
     kind = (cluster, row.is_pinned, row.penalty_dollars, pods)
-    return _Gang(row, prices, weights, kind, least_room(row.groups), own)
+    return _Gang(row, prices, weights, kind, least_room(group.request for group in row.groups), own)
 
 
 def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict | None:

@@ -15,7 +15,7 @@ from bigfleet.engine.shapes.state import (
     HostIndex,
     HostState,
     LeastRoom,
-    PodGroup,
+    Request,
     RowState,
 )
 
@@ -162,38 +162,30 @@ def covered(row: RowState, dimensions: Sequence[int], before: Sequence[int]) -> 
 # not looked at again.
 
 
-def least_room(groups: Sequence[PodGroup]) -> LeastRoom:
-    """Return the least that pods of some groups request of two dimensions; 0 of any dimension without groups."""
-    if not groups:
+def least_room(requests: Iterable[Request]) -> LeastRoom:
+    """Return the least of two dimensions in some requests; 0 of any dimension without requests."""
+    different = set(requests)
+    if not different:
         return LeastRoom(0, 0, 0, 0)
-    first = groups[0].request
-    (d, least), (other, other_least) = first[0], first[min(1, len(first) - 1)]
-    for group in groups:
-        request = group.request
-        second = request[min(1, len(request) - 1)]
-        if request[0][0] == d and second[0] == other:
-            milli, other_milli = request[0][1], second[1]
-        else:
-            amounts = dict(request)
-            milli, other_milli = amounts.get(d, 0), amounts.get(other, 0)
-        least, other_least = min(least, milli), min(other_least, other_milli)
-    return LeastRoom(d, least, other, other_least)
+    first = min(different)
+    d, other = first[0][0], first[min(1, len(first) - 1)][0]
+    amounts = [dict(request) for request in different]
+    return LeastRoom(d, min(each.get(d, 0) for each in amounts), other, min(each.get(other, 0) for each in amounts))
 
 
 def _least_room_of_alike(row: RowState, index: HostIndex) -> LeastRoom:
     """Return the least that pods of the cluster's gangs request that may use the same machines, by the same key."""
     if not index.least:
-        alike: dict[GangAccess, list[PodGroup]] = {}
+        alike: dict[GangAccess, set[Request]] = {}
         divisible: set[GangAccess] = set()
         for each in row.cluster.rows:
             if each.same_key is not None:
                 access = (each.matching, each.is_pinned, each.same_key)
-                alike.setdefault(access, []).extend(each.groups)
+                alike.setdefault(access, set()).update([group.request for group in each.groups])
                 if each.divisible is not None:
                     divisible.add(access)
-        index.least.update(
-            {access: least_room(() if access in divisible else groups) for access, groups in alike.items()}
-        )
+        for access, requests in alike.items():
+            index.least[access] = least_room(() if access in divisible else requests)
     assert row.same_key is not None, "only a gang has domains"
     return index.least[(row.matching, row.is_pinned, row.same_key)]
 

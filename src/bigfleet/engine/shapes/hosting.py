@@ -139,9 +139,12 @@ def spread_counts(row: RowState, hosts: Iterable[HostState], spread: TopologySpr
     for host in hosts:
         value = host.machine.attribute(spread.topology_key)
         if value is not None and row.may_use(host.machine, host.shape):
-            placed = sum(count for group, count in host.claims.items() if group.row is row)
-            counts[value] = counts.get(value, 0) + placed
+            counts[value] = counts.get(value, 0) + _pods_of(row, host)
     return counts
+
+
+def _pods_of(row: RowState, host: HostState) -> int:
+    return sum([count for group, count in host.claims.items() if group.row is row])
 
 
 def place_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpread) -> None:
@@ -155,7 +158,9 @@ def place_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpre
         value = host.machine.attribute(spread.topology_key)
         if value is not None and row.may_use(host.machine, host.shape):
             by_domain.setdefault(value, []).append(host)
-    counts = spread_counts(row, hosts, spread)
+    counts = dict.fromkeys(row.spread_domains, 0)
+    for value, found in by_domain.items():
+        counts[value] = counts.get(value, 0) + sum([_pods_of(row, host) for host in found if host.claims])
     for group in row.groups:
         # A host that has no room for a pod of the group has none later: it is not looked at again.
         first = dict.fromkeys(by_domain, 0)

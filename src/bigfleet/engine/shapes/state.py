@@ -261,6 +261,17 @@ class Unit:
     loss: ClaimLoss
 
 
+@dataclass(slots=True, eq=False)
+class UnitsOfShapes:
+    """The units of one cluster that consist of machines of some shapes."""
+
+    #: The machines of each unit, by id.
+    hosts: list[tuple[HostState, ...]] = field(default_factory=list)
+    #: The least loss first, and the lowest priority that protects any; found when a row looks for victims among them.
+    units: list[Unit] | None = None
+    lowest: int = 0
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class ClusterUnits:
     """The Configured machines of one cluster in units; none of its claims may change as long as this is used."""
@@ -271,10 +282,8 @@ class ClusterUnits:
     #: What the order by loss depends on beside the claims: the largest supply of all clusters, and whether this one
     #: has reported.
     basis: tuple[tuple[int, ...], bool] | None = None
-    #: By the shapes in the unit, each with the least loss first.
-    by_shapes: dict[frozenset[int], list[Unit]] = field(default_factory=dict)
-    #: Lowest priority that protects any unit.
-    lowest: int = 0
+    #: By the shapes in the unit.
+    by_shapes: dict[frozenset[int], UnitsOfShapes] = field(default_factory=dict)
 
 
 class ClusterClaims(Protocol):

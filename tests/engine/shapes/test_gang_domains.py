@@ -7,8 +7,8 @@ import pytest
 from bigfleet.engine.shapes import gangs
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.held_gangs import clear, held_domains, own_first, own_machines, place_whole
-from bigfleet.engine.shapes.hosting import place_first_fit
+from bigfleet.engine.shapes.held_gangs import held_domains, own_first, own_machines, place_whole
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
 from bigfleet.engine.shapes.state import HostIndex, HostState, PodGroup, RowState
 from tests.engine.proof import in_proportion
 from tests.engine.shapes.shape_fleets import fleet
@@ -52,7 +52,7 @@ def placed_in(value: str, row: RowState, state: DecisionState, index: HostIndex)
     hosts = own_first(row, index, frozenset(own_machines(row, index)))
     place_first_fit(row, hosts)
     found = places(row)
-    clear(row, hosts)
+    clear_row(row, hosts)
     row.matching = everywhere
     return found
 

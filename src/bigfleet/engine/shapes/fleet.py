@@ -474,8 +474,8 @@ def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
 
 def sort_hosts(cluster: ClusterState, options: Options) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
-    wanted, costs = _wanted(cluster), dict[tuple[int, float], float]()
-    cluster.hosts.sort(key=lambda host: _order(host, wanted, costs))
+    costs = _FleetCosts(_wanted(cluster))
+    cluster.hosts.sort(key=lambda host: _order(host, costs))
     if options.fullness:
         _put_fuller_first(cluster.hosts, options.fullness)
     if options.leaving:
@@ -526,20 +526,34 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
     return price * share
 
 
-def _order(
-    host: HostState, wanted: Mapping[int, int], costs: dict[tuple[int, float], float]
-) -> tuple[int, float, float, str]:
-    """Return the sort key of a host: state, fleet cost, penalty and id; the least first.
+class _FleetCosts:
+    """Finds what the whole demand of a cluster would cost on each machine, once for all that are alike."""
 
-    `costs` has what is known of the cluster's machines, by shape and price.
-    """
+    def __init__(self, wanted: Mapping[int, int]) -> None:
+        self._wanted = wanted
+        self._of_shape: dict[tuple[int, float], float] = {}
+        self._of_total: dict[tuple[tuple[int, ...], float], float] = {}
+
+    def of(self, host: HostState) -> float:
+        """Return the fleet cost of a host."""
+        price = host.machine.price_usd_per_hour
+        kind = (host.shape, price)
+        found = self._of_shape.get(kind)
+        if found is None:
+            # Most shapes differ in labels alone.
+            total = (tuple(host.total), price)
+            found = self._of_total.get(total)
+            if found is None:
+                found = self._of_total[total] = fleet_cost(price, host.total, self._wanted)
+            self._of_shape[kind] = found
+        return found
+
+
+def _order(host: HostState, costs: _FleetCosts) -> tuple[int, float, float, str]:
+    """Return the sort key of a host: state, fleet cost, penalty and id; the least first."""
     machine = host.machine
-    kind = (host.shape, machine.price_usd_per_hour)
-    cost = costs.get(kind)
-    if cost is None:
-        cost = costs[kind] = fleet_cost(machine.price_usd_per_hour, host.total, wanted)
     state = _STATE_ORDER.get(machine.state, len(HELD))
-    return (state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
+    return (state, costs.of(host), -machine.assigned_reclamation_penalty_dollars, machine.id)
 
 
 def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:

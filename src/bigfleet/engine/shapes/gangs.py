@@ -12,7 +12,6 @@ from typing import NamedTuple
 from bigfleet.engine.shapes.choice import Prices, choose, repetitions
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.held_gangs import (
-    clear,
     covered,
     held_domains,
     index_of,
@@ -22,7 +21,7 @@ from bigfleet.engine.shapes.held_gangs import (
     place_whole,
     wanted,
 )
-from bigfleet.engine.shapes.hosting import place_first_fit
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
 from bigfleet.engine.shapes.state import DomainVerdict, HostIndex, HostState, LeastRoom, OfferState, RowState
 
 
@@ -81,9 +80,7 @@ def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _best_domain(
-    row: RowState, fleet: DecisionState, index: HostIndex, planned: Set[str | None]
-) -> GangDomain | None:
+def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex, planned: Set[str | None]) -> GangDomain | None:
     """Return the domain of least rank among those in which something could host a part of the gang.
 
     No domain hosts the whole gang on what the cluster holds, or the gang has no pods.
@@ -207,7 +204,7 @@ def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], inde
     held = covered(row, dimensions, before)
     bought, cost, added = _purchase(row, fleet, offers, gang.prices)
     total = covered(row, dimensions, before)
-    clear(row, (*hosts, *added))
+    clear_row(row, (*hosts, *added))
     lacking = Fraction(0) if total == 1 else -total
     return DomainVerdict(bool(total), lacking, -held, -own, cost, bought)
 

@@ -7,7 +7,7 @@ domains are tried in the order of the rest of their ranks, and the first one tha
 from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 
-from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_group, unplace
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_group
 from bigfleet.engine.shapes.state import (
     ClusterState,
     GangAccess,
@@ -88,7 +88,7 @@ def place_whole(row: RowState, index: HostIndex, planned: Set[str | None]) -> st
         if len(own) == 1 and not row.has_left:
             return value
         shares[value] = covered(row, dimensions, before)
-        clear(row, hosts)
+        clear_row(row, hosts)
     domains, least = held_domains(row, index), _least_room_of_alike(row, index)
     values: Iterable[str] = domains
     if shares or planned:
@@ -100,7 +100,7 @@ def place_whole(row: RowState, index: HostIndex, planned: Set[str | None]) -> st
             hosts = sorted(hosts, key=lambda host: host not in mine)
         if _places_all(row, hosts):
             return value
-        clear(row, hosts)
+        clear_row(row, hosts)
         _drop_full(domains[value], least)
     return None
 
@@ -128,17 +128,6 @@ def _places_all(row: RowState, hosts: Sequence[HostState]) -> bool:
             if group.left:
                 return False
     return True
-
-
-def clear(row: RowState, hosts: Iterable[HostState]) -> None:
-    """Give back everything that the row takes of the hosts."""
-    if row.divisible is not None:
-        clear_row(row, hosts)
-        return
-    for host in hosts:
-        for group in row.groups if host.claims else ():
-            if group in host.claims:
-                unplace(group, host)
 
 
 def wanted(row: RowState) -> Sequence[int]:

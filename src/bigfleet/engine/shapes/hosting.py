@@ -135,16 +135,29 @@ def place_row(row: RowState, hosts: Sequence[HostState]) -> None:
 
 def spread_counts(row: RowState, hosts: Iterable[HostState], spread: TopologySpread) -> dict[str, int]:
     """Return the row's pods by domain: domains in which it may use a host, and `Row.spread_domains`."""
-    counts = dict.fromkeys(row.spread_domains, 0)
+    return _counts(row, _by_domain(row, hosts, spread.topology_key))
+
+
+def _by_domain(row: RowState, hosts: Iterable[HostState], key: str) -> dict[str, list[HostState]]:
+    """Return the hosts that the row may use by their value of a key; those without one are left out."""
+    found: dict[str, list[HostState]] = {}
+    values: dict[int, str | None] = {}
     for host in hosts:
-        value = host.machine.attribute(spread.topology_key)
+        # Hosts of one shape have one value.
+        if host.shape not in values:
+            values[host.shape] = host.machine.attribute(key) if host.shape in row.matching else None
+        value = values[host.shape]
         if value is not None and row.may_use(host.machine, host.shape):
-            counts[value] = counts.get(value, 0) + _pods_of(row, host)
+            found.setdefault(value, []).append(host)
+    return found
+
+
+def _counts(row: RowState, by_domain: Mapping[str, Sequence[HostState]]) -> dict[str, int]:
+    counts = dict.fromkeys(row.spread_domains, 0)
+    for value, hosts in by_domain.items():
+        placed = (count for host in hosts for group, count in host.claims.items() if group.row is row)
+        counts[value] = counts.get(value, 0) + sum(placed)
     return counts
-
-
-def _pods_of(row: RowState, host: HostState) -> int:
-    return sum([count for group, count in host.claims.items() if group.row is row])
 
 
 def place_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpread) -> None:
@@ -153,14 +166,8 @@ def place_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpre
     The domain with the fewest pods goes first, then the smaller value; within a domain the hosts in order. A domain
     without room stays where it is and holds the others down.
     """
-    by_domain: dict[str, list[HostState]] = {}
-    for host in hosts:
-        value = host.machine.attribute(spread.topology_key)
-        if value is not None and row.may_use(host.machine, host.shape):
-            by_domain.setdefault(value, []).append(host)
-    counts = dict.fromkeys(row.spread_domains, 0)
-    for value, found in by_domain.items():
-        counts[value] = counts.get(value, 0) + sum([_pods_of(row, host) for host in found if host.claims])
+    by_domain = _by_domain(row, hosts, spread.topology_key)
+    counts = _counts(row, by_domain)
     for group in row.groups:
         # A host that has no room for a pod of the group has none later: it is not looked at again.
         first = dict.fromkeys(by_domain, 0)
@@ -235,18 +242,23 @@ def _place_one_level(
 
 def clear_row(row: RowState, hosts: Iterable[HostState]) -> None:
     """Give back everything that the row takes of the hosts."""
-    clear_rows((row,), hosts)
+    if row.divisible is not None:
+        clear_rows((row,), hosts)
+        return
+    for host in hosts:
+        for group in row.groups if host.claims else ():
+            if group in host.claims:
+                unplace(group, host)
 
 
 def clear_rows(rows: Iterable[RowState], hosts: Iterable[HostState]) -> None:
     """Give back everything that the rows take of the hosts."""
     cleared = frozenset(rows)
     for host in hosts:
-        if not host.is_claimed:
-            continue
-        for group in [group for group in host.claims if group.row in cleared]:
-            unplace(group, host)
-        for row in [row for row in host.shares if row in cleared]:
+        if host.claims:
+            for group in [group for group in host.claims if group.row in cleared]:
+                unplace(group, host)
+        for row in [row for row in host.shares if row in cleared] if host.shares else ():
             for d, milli in host.shares.pop(row).items():
                 host.room[d] += milli
                 if row.divisible is not None:

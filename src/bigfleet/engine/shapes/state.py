@@ -282,8 +282,8 @@ class ClusterUnits:
     #: What the order by loss depends on beside the claims: the largest supply of all clusters, and whether this one
     #: has reported.
     basis: tuple[tuple[int, ...], bool] | None = None
-    #: By the shapes in the unit.
-    by_shapes: dict[frozenset[int], UnitsOfShapes] = field(default_factory=dict)
+    #: By each of their shapes.
+    by_shape: dict[int, list[UnitsOfShapes]] = field(default_factory=dict)
 
 
 class ClusterClaims(Protocol):
@@ -414,11 +414,15 @@ class OfferState:
     #: Place of the first machine that was never taken, and the places of those given back before it, ascending.
     _next: int = 0
     _returned: list[int] = field(default_factory=list)
+    _size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._size = len(self.machines)
 
     @property
     def available(self) -> int:
         """Return how many machines are left."""
-        return len(self.machines) - self._next + len(self._returned)
+        return self._size - self._next + len(self._returned)
 
     @property
     def state(self) -> MachineState:

@@ -44,11 +44,17 @@ def units_for(row: RowState, fleet: DecisionState) -> list[Unit]:
         _eligible(row, units, fleet)
         for name, serving in _serving(fleet).items()
         if name != row.cluster.id
-        for shapes, alike in serving.by_shapes.items()
-        if not row.matching.isdisjoint(shapes)
+        for alike in _units_with(row.matching, serving)
         if (units := _ordered(alike, serving)) and _yields(alike.lowest, row)
     ]
     return list(islice(heapq.merge(*found, key=lambda unit: unit.loss), UNITS_MAX))
+
+
+def _units_with(shapes: frozenset[int], serving: ClusterUnits) -> Iterable[UnitsOfShapes]:
+    """Return the units of a cluster in which a machine is of one of the shapes, each once."""
+    known = serving.by_shape
+    there = [shape for shape in shapes if shape in known] if len(shapes) < len(known) else shapes.intersection(known)
+    return dict.fromkeys(alike for shape in there for alike in known[shape])
 
 
 def priority_class(priority: int) -> int:
@@ -102,7 +108,7 @@ def _serving(fleet: DecisionState) -> Mapping[str, ClusterUnits]:
         fleet.serving.update((name, _machines_of(name, fleet)) for name in outdated)
         basis = tuple(largest((list(u.largest) for u in fleet.serving.values()), len(fleet.dimensions.names)))
         for name, units in fleet.serving.items():
-            _form(units, (basis, name in fleet.options.reported), fleet)
+            _form(units, (basis, name in fleet.options.reported))
     return fleet.serving
 
 
@@ -136,7 +142,7 @@ def _hosts_without_demand(name: str, fleet: DecisionState) -> list[HostState]:
     return [fleet.host(empty, machine) for machine in machines if machine.id not in fleet.options.unjoined]
 
 
-def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: DecisionState) -> None:
+def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool]) -> None:
     """Form the cluster's units, unless they stand."""
     if serving.basis == basis:
         return
@@ -156,7 +162,10 @@ def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: Dec
             hosts = _closure(host, of_gang, gangs)
             formed.update(hosts)
             by_shapes[frozenset([other.shape for other in hosts])].hosts.append(hosts)
-    serving.by_shapes = dict(by_shapes)
+    serving.by_shape = {}
+    for shapes, alike in by_shapes.items():
+        for shape in shapes:
+            serving.by_shape.setdefault(shape, []).append(alike)
     serving.basis = basis
 
 

@@ -182,6 +182,7 @@ class DecisionState:
         default_factory=dict
     )
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
+    _pod_prices_in: dict[str, PodPrices] = field(default_factory=dict)
     #: Of gangs with shapes.
     _gang_prices: dict[PodPrices, tuple[Prices, tuple[float, ...]]] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
@@ -206,6 +207,7 @@ class DecisionState:
 
     def totals(self, cluster: str) -> Mapping[int, Room]:
         """Return `total` of every offer's shape."""
+        cluster = self._overheads_of(cluster)
         found = self._totals.get(cluster)
         if found is None:
             found = self._totals[cluster] = {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
@@ -257,12 +259,24 @@ class DecisionState:
 
     def pod_prices(self, row: RowState) -> PodPrices:
         """Return the prices of pods on the offers that the row may use."""
-        key = (row.cluster.id, row.matching, row.is_pinned)
+        key = (self._overheads_of(row.cluster.id), row.matching, row.is_pinned)
         found = self._pod_prices.get(key)
         if found is None:
             totals = self.totals(row.cluster.id)
             found = self._pod_prices[key] = PodPrices(self.usable(row), totals, self.dimensions.pods)
         return found
+
+    def pod_prices_in(self, cluster: str) -> PodPrices:
+        """Return the prices of a cluster's pods on all offers."""
+        key = self._overheads_of(cluster)
+        found = self._pod_prices_in.get(key)
+        if found is None:
+            found = self._pod_prices_in[key] = PodPrices(self.offers, self.totals(cluster), self.dimensions.pods)
+        return found
+
+    def _overheads_of(self, cluster: str) -> str:
+        """Return the cluster if it has overheads, "" for all others: machines offer these the same."""
+        return cluster if cluster in self.options.overheads else ""
 
     def gang_prices(self, row: RowState) -> tuple[Prices, tuple[float, ...]]:
         """Return the prices of a gang's pods, and what its choice depends on besides the offers."""

@@ -18,7 +18,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import TopologySpread
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 
 #: The resource of which every pod takes one.
@@ -415,9 +415,13 @@ class OfferState:
     _next: int = 0
     _returned: list[int] = field(default_factory=list)
     _size: int = field(init=False)
+    #: What the machines have in common beside their shape.
+    terms: tuple[MachineState, CapacityType, float, float] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._size = len(self.machines)
+        self._size, machine = len(self.machines), self.example
+        terms = (machine.capacity_type, machine.price_usd_per_hour, machine.interruption_probability)
+        self.terms = (machine.state, *terms)
 
     @property
     def available(self) -> int:

@@ -5,7 +5,7 @@ here claims or acquires.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
 from typing import Final
@@ -488,12 +488,32 @@ def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
 
 def sort_hosts(cluster: ClusterState, options: Options) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
-    costs = _FleetCosts(_wanted(cluster))
-    cluster.hosts.sort(key=lambda host: _order(host, costs))
+    cluster.hosts.sort(key=_hosting_order(_wanted(cluster)))
     if options.fullness:
         _put_fuller_first(cluster.hosts, options.fullness)
     if options.leaving:
         cluster.hosts.sort(key=lambda host: host.machine.id in options.leaving)
+
+
+def _hosting_order(wanted: Mapping[int, int]) -> Callable[[HostState], tuple[int, float, float, str]]:
+    """Return a function to the sort key of a host: state, fleet cost, penalty and id; the least first."""
+    costs: dict[tuple[int, float], float] = {}
+    # Most shapes differ in labels alone.
+    of_total: dict[tuple[tuple[int, ...], float], float] = {}
+
+    def order(host: HostState) -> tuple[int, float, float, str]:
+        machine = host.machine
+        price = machine.price_usd_per_hour
+        cost = costs.get((host.shape, price))
+        if cost is None:
+            total = (tuple(host.total), price)
+            if total not in of_total:
+                of_total[total] = fleet_cost(price, host.total, wanted)
+            cost = costs[(host.shape, price)] = of_total[total]
+        state = _STATE_ORDER.get(machine.state, len(HELD))
+        return (state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
+
+    return order
 
 
 def _put_fuller_first(hosts: list[HostState], fullness: Mapping[str, int]) -> None:
@@ -522,13 +542,19 @@ def _put_fuller_first(hosts: list[HostState], fullness: Mapping[str, int]) -> No
 
 def _wanted(cluster: ClusterState) -> dict[int, int]:
     """Return the cluster's whole demand by dimension."""
-    total: dict[int, int] = {}
+    if cluster.wanted is None:
+        pods: dict[Request, int] = {}
+        for row in cluster.rows:
+            for group in row.groups:
+                pods[group.request] = pods.get(group.request, 0) + group.count
+        cluster.wanted = {}
+        for request, count in pods.items():
+            for d, milli in request:
+                cluster.wanted[d] = cluster.wanted.get(d, 0) + milli * count
+    total = dict(cluster.wanted)
     for row in cluster.rows:
         for d, milli in (row.divisible or {}).items():
             total[d] = total.get(d, 0) + milli
-        for group in row.groups:
-            for d, milli in group.request:
-                total[d] = total.get(d, 0) + milli * group.count
     return total
 
 
@@ -538,36 +564,6 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
         (float(milli) / float(total[d]) for d, milli in wanted.items() if 0 < total[d] < UNLIMITED), default=0.0
     )
     return price * share
-
-
-class _FleetCosts:
-    """Finds what the whole demand of a cluster would cost on each machine, once for all that are alike."""
-
-    def __init__(self, wanted: Mapping[int, int]) -> None:
-        self._wanted = wanted
-        self._of_shape: dict[tuple[int, float], float] = {}
-        self._of_total: dict[tuple[tuple[int, ...], float], float] = {}
-
-    def of(self, host: HostState) -> float:
-        """Return the fleet cost of a host."""
-        price = host.machine.price_usd_per_hour
-        kind = (host.shape, price)
-        found = self._of_shape.get(kind)
-        if found is None:
-            # Most shapes differ in labels alone.
-            total = (tuple(host.total), price)
-            found = self._of_total.get(total)
-            if found is None:
-                found = self._of_total[total] = fleet_cost(price, host.total, self._wanted)
-            self._of_shape[kind] = found
-        return found
-
-
-def _order(host: HostState, costs: _FleetCosts) -> tuple[int, float, float, str]:
-    """Return the sort key of a host: state, fleet cost, penalty and id; the least first."""
-    machine = host.machine
-    state = _STATE_ORDER.get(machine.state, len(HELD))
-    return (state, costs.of(host), -machine.assigned_reclamation_penalty_dollars, machine.id)
 
 
 def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:

@@ -82,8 +82,8 @@ def place_whole(row: RowState, index: HostIndex, planned: Set[str | None]) -> st
     if not row.has_left:
         return None
     own, shares = _own_by_domain(row, index), dict[str, Fraction]()
-    before, dimensions = wanted(row), list(row.divisible or {})
     for value, hosts in own.items():
+        before, dimensions = wanted(row), list(row.divisible or {})
         place_first_fit(row, hosts)
         if len(own) == 1 and not row.has_left:
             return value

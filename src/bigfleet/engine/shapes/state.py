@@ -334,6 +334,8 @@ class ClusterState:
     #: By row: the numbers on which pods of it are planned, in the order of `planned`.
     planned_for: dict[RowState, list[tuple[ClassKey, int]]] = field(default_factory=dict)
     numbered: dict[tuple[ClassKey, int], HostState] = field(default_factory=dict)
+    #: What its rows with shapes request in all, by dimension; found when machines are put in hosting order.
+    wanted: dict[int, int] | None = None
     #: Made when gangs are credited.
     index: HostIndex | None = None
     #: Made when a row of another cluster looks for victims.

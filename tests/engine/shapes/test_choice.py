@@ -1,6 +1,8 @@
 """The choice among offers ranks those that are alike once, and finds what ranking each of them finds."""
 
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -8,10 +10,26 @@ from bigfleet.engine.shapes import acquire, gangs
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, fill_of, rank, wanted_of
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.state import OfferState, PodGroup, Room, RowState
+from bigfleet.model.profile import Operator, Requirement
 from tests.engine.proof import in_proportion
-from tests.engine.shapes.shape_fleets import fleet
+from tests.engine.shapes.shape_fleets import ZONE, Drawn, fleet
 
 FLEETS = in_proportion(300, least=60)
+
+
+def alike_machines(seed: int) -> Drawn:
+    """Return a fleet in which machines of a type have one supply, and in which rows may use some zones only."""
+    rng = random.Random(seed)
+    drawn = fleet(seed, machines_max=60, rows_max=24, gangs=(0.15, 0.5)[seed % 2])
+    machines = tuple(
+        replace(one, allocatable={name: one.allocatable[name] for name in ("cpu", "memory")}) for one in drawn.machines
+    )
+    rows = []
+    for row in drawn.demand:
+        zones = Requirement(ZONE, Operator.IN, tuple(rng.sample("abc", 2)))
+        requirements = (*row.profile.requirements, *((zones,) if rng.random() < 0.6 else ()))
+        rows.append(replace(row, profile=replace(row.profile, requirements=requirements)))
+    return replace(drawn, machines=machines, demand=tuple(rows))
 
 
 def test_it_finds_what_ranking_every_offer_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +72,7 @@ def test_it_finds_what_ranking_every_offer_finds(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(acquire, "choose", compared)
     monkeypatch.setattr(gangs, "choose", compared)
     for seed in range(FLEETS):
-        drawn = fleet(seed, machines_max=60, gangs=(0.15, 0.5)[seed % 2])
+        drawn = alike_machines(seed)
         decide(drawn.snapshot, drawn.demand, drawn.options)
     assert choices > FLEETS
     assert runners_up

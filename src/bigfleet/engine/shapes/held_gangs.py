@@ -85,7 +85,7 @@ def place_whole(row: RowState, index: HostIndex, planned: Set[str | None]) -> st
     for value, hosts in own.items():
         before, dimensions = wanted(row), list(row.divisible or {})
         place_first_fit(row, hosts)
-        if len(own) == 1 and not row.has_left:
+        if len(own) == 1 and not any(wanted(row)):
             return value
         shares[value] = covered(row, dimensions, before)
         clear_row(row, hosts)

@@ -21,7 +21,7 @@ Places = tuple[dict[str, tuple[dict[PodGroup, int], dict[int, int]]], list[int],
 
 def places(row: RowState) -> Places:
     """Return where the pods of a row are."""
-    taken = {}
+    taken: dict[str, tuple[dict[PodGroup, int], dict[int, int]]] = {}
     for host in row.cluster.hosts:
         claims = {group: count for group, count in host.claims.items() if group.row is row}
         shares = host.shares.get(row, {})

@@ -96,9 +96,9 @@ def shapes(rng: random.Random) -> tuple[DemandShape, ...]:
     return tuple(drawn)
 
 
-def need(cluster: str, rng: random.Random, arrival: int) -> Need:
-    """Return a row; one in ten has no shapes."""
-    gang = rng.random() < 0.15
+def need(cluster: str, rng: random.Random, arrival: int, gangs: float = 0.15) -> Need:
+    """Return a row, a gang in a share of cases; one in ten has no shapes."""
+    gang = rng.random() < gangs
     found = profile(rng, gang=gang)
     amounts = amounts_of(shapes(rng), aggregate={}, min_unit={})
     has_shapes = rng.random() < 0.9
@@ -116,11 +116,11 @@ def need(cluster: str, rng: random.Random, arrival: int) -> Need:
     )
 
 
-def fleet(seed: int, *, machines_max: int = 24, rows_max: int = 8) -> Drawn:
-    """Return the fleet of a seed."""
+def fleet(seed: int, *, machines_max: int = 24, rows_max: int = 8, gangs: float = 0.15) -> Drawn:
+    """Return the fleet of a seed; so large a share of its rows are gangs, on average."""
     rng = random.Random(seed)
     clusters = ["ca", "cb", "cc"][: rng.randint(1, 3)]
-    demand = [need(rng.choice(clusters), rng, number + 1) for number in range(rng.randint(1, rows_max))]
+    demand = [need(rng.choice(clusters), rng, number + 1, gangs) for number in range(rng.randint(1, rows_max))]
     states = [MachineState.CONFIGURED] * 4 + [MachineState.IDLE] * 2 + [MachineState.SPECULATIVE] * 4
     states += [MachineState.CONFIGURING, MachineState.CREATING, MachineState.DRAINING]
     machines = []

@@ -83,8 +83,11 @@ def machines_at(view: ColumnSnapshot, rows: Sequence[int], resources: Sequence[M
     shapes = [vocabulary.shapes[each] for each in number]
     offers = [vocabulary.offers[each] for each in columns.offer[at].tolist()]
     stamps = [vocabulary.stamps[each] for each in columns.stamp[at].tolist()]
+    supply_of = {each: vocabulary.supply_of_shape[each] for each in set(number)}
+    supplies = {supply: parse_vector(resources[supply]) for supply in set(supply_of.values())}
     kinds = {
-        each: _Kind.of(shapes[place], resources[vocabulary.supply_of_shape[each]]) for place, each in enumerate(number)
+        each: _Kind(resources[supply], labels_of(vocabulary.shapes[each]), supplies[supply])
+        for each, supply in supply_of.items()
     }
     of_shape = [kinds[each] for each in number]
     slots: dict[str, Iterable[object]] = {name: repeat(value) for name, value in _ABSENT.items()}
@@ -111,11 +114,6 @@ class _Kind(NamedTuple):
     resources: Mapping[str, str]
     labels: Mapping[str, str]
     supply: Vector
-
-    @classmethod
-    def of(cls, shape: Shape, resources: Mapping[str, str]) -> "_Kind":
-        """Return that of a shape."""
-        return cls(resources, labels_of(shape), parse_vector(resources))
 
 
 _STATES: Final[Mapping[int, MachineState]] = {int(state): state for state in MachineState}

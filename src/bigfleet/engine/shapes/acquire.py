@@ -8,7 +8,7 @@ acquires nothing.
 from collections.abc import Sequence
 from typing import Final
 
-from bigfleet.engine.shapes.choice import OfferChoice, PodPrices, Prices, choose, reference_prices, repetitions
+from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned
 from bigfleet.engine.shapes.hosting import (
@@ -87,8 +87,7 @@ def _give_back_unclaimed(cluster: ClusterState) -> None:
 
 
 def _prices(cluster: ClusterState, fleet: DecisionState) -> Prices:
-    totals = fleet.totals(cluster.id)
-    of_pods = PodPrices(fleet.offers, totals, fleet.dimensions.pods)
+    of_pods = fleet.pod_prices_in(cluster.id)
     return reference_prices(cluster.rows, of_pods, fleet.free_at_first(), fleet.dimensions.pods)
 
 

@@ -5,7 +5,7 @@ any offer hosts one such pod. Equal ratios are decided by what the machine leave
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -203,11 +203,12 @@ class OfferChoice(NamedTuple):
         return math.inf if self.runner_up_ratio == math.inf else (self.runner_up_ratio - self.ratio) * self.value
 
 
-RankKey = tuple[float, float, float, float, float, bool, str]
+#: Sort key of offers that are alike; the lowest id decides between them.
+RankKey = tuple[float, float, float, float, float, bool]
 
 
 def rank(offer: OfferState, total: Room, fill: Fill, prices: Prices, head_start: float) -> RankKey:
-    """Return the sort key of an offer; the least is chosen.
+    """Return the sort key of an offer but for its lowest id, which comes last; the least is chosen.
 
     Marginal cost ÷ value; unused supply in dimensions that nothing of the fill wants, weighted by scarcity; more value
     first; unused supply in the wanted dimensions; price; Idle before Speculative; the lowest id.
@@ -232,9 +233,8 @@ def rank(offer: OfferState, total: Room, fill: Fill, prices: Prices, head_start:
             unwanted += float(total[d]) / float(prices.free[d])
         else:
             spare += float(total[d] - used[d]) / float(prices.free[d])
-    machine = offer.peek()
     is_speculative = offer.state is MachineState.SPECULATIVE
-    return (ratio, unwanted, -value, spare, machine.price_usd_per_hour, is_speculative, machine.id)
+    return (ratio, unwanted, -value, spare, offer.example.price_usd_per_hour, is_speculative)
 
 
 def choose(
@@ -249,16 +249,25 @@ def choose(
 ) -> OfferChoice | None:
     """Return the best offer that hosts something of the row; `others` may fill what the row leaves of the machine."""
     wanted = wanted_of((row, *others), left)
-    best: tuple[RankKey, OfferState, Fill] | None = None
-    second: tuple[RankKey, OfferState] | None = None
+    matching = list(dict.fromkeys(each.row.matching for each in wanted))
+    # Offers that differ in labels alone, such as racks, are ranked once.
+    known: dict[Hashable, tuple[Fill, RankKey]] = {}
+    best: tuple[tuple[RankKey, str], OfferState, Fill] | None = None
+    second: tuple[tuple[RankKey, str], OfferState] | None = None
     for offer in offers:
         if not offer.available or not row.may_use(offer.example, offer.shape):
             continue
         total = totals[offer.shape]
-        fill = fill_of(offer, total, wanted)
+        kind = (offer.terms, tuple(total), tuple([offer.shape in shapes for shapes in matching]))
+        if kind not in known:
+            made = fill_of(offer, total, wanted)
+            known[kind] = made, rank(offer, total, made, prices, head_start)
+        fill, of_kind = known[kind]
+        if second is not None and of_kind > second[0][0]:
+            continue
         if not (any(g.row is row for g, _ in fill.pods) or any(s.row is row for s in fill.shares)):
             continue
-        key = rank(offer, total, fill, prices, head_start)
+        key = (of_kind, offer.peek().id)
         if best is None or key < best[0]:
             if best is not None:
                 second = (best[0], best[1])
@@ -269,9 +278,8 @@ def choose(
         return None
     value = prices.value(best[2])
     if second is None:
-        return OfferChoice(best[1], best[2], best[0][0], value, "", math.inf)
-    other = second[1]
-    return OfferChoice(best[1], best[2], best[0][0], value, other.peek().id, second[0][0])
+        return OfferChoice(best[1], best[2], best[0][0][0], value, "", math.inf)
+    return OfferChoice(best[1], best[2], best[0][0][0], value, second[0][1], second[0][0][0])
 
 
 def repetitions(choice: OfferChoice, machines: int) -> int:

@@ -37,6 +37,8 @@ def credit(fleet: DecisionState) -> None:
         if row.has_left and not waits:
             _credit_orphans(row, fleet)
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):
+        # Repacking gives room back.
+        cluster.index = None
         if cluster.claims is not None:
             cluster.is_credited = not cluster.claims.has_left
         else:

@@ -5,10 +5,10 @@ here claims or acquires.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice, repeat
-from typing import Final, NamedTuple
+from typing import Final
 
 from bigfleet.engine.bulk import made_at_once
 from bigfleet.engine.decision import Options
@@ -48,15 +48,6 @@ _STATE_ORDER: Final = {state: place for place, state in enumerate(HELD)}
 
 #: Answers about requests of pods that are stored, of each kind.
 CACHED_MAX: Final = 200_000
-
-
-class HostOrder(NamedTuple):
-    """Sort key of a cluster's machines: the least first."""
-
-    state: int
-    fleet_cost: float
-    keep_penalty: float
-    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +186,7 @@ class DecisionState:
         default_factory=dict
     )
     _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
+    _pod_prices_in: dict[str, PodPrices] = field(default_factory=dict)
     #: Of gangs with shapes.
     _gang_prices: dict[PodPrices, tuple[Prices, tuple[float, ...]]] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
@@ -219,6 +211,7 @@ class DecisionState:
 
     def totals(self, cluster: str) -> Mapping[int, Room]:
         """Return `total` of every offer's shape."""
+        cluster = self._overheads_of(cluster)
         found = self._totals.get(cluster)
         if found is None:
             found = self._totals[cluster] = {offer.shape: self.total(cluster, offer.shape) for offer in self.offers}
@@ -270,12 +263,24 @@ class DecisionState:
 
     def pod_prices(self, row: RowState) -> PodPrices:
         """Return the prices of pods on the offers that the row may use."""
-        key = (row.cluster.id, row.matching, row.is_pinned)
+        key = (self._overheads_of(row.cluster.id), row.matching, row.is_pinned)
         found = self._pod_prices.get(key)
         if found is None:
             totals = self.totals(row.cluster.id)
             found = self._pod_prices[key] = PodPrices(self.usable(row), totals, self.dimensions.pods)
         return found
+
+    def pod_prices_in(self, cluster: str) -> PodPrices:
+        """Return the prices of a cluster's pods on all offers."""
+        key = self._overheads_of(cluster)
+        found = self._pod_prices_in.get(key)
+        if found is None:
+            found = self._pod_prices_in[key] = PodPrices(self.offers, self.totals(cluster), self.dimensions.pods)
+        return found
+
+    def _overheads_of(self, cluster: str) -> str:
+        """Return the cluster if it has overheads, "" for all others: machines offer these the same."""
+        return cluster if cluster in self.options.overheads else ""
 
     def gang_prices(self, row: RowState) -> tuple[Prices, tuple[float, ...]]:
         """Return the prices of a gang's pods, and what its choice depends on besides the offers."""
@@ -490,12 +495,32 @@ def add_hosts(fleet: DecisionState, cluster: ClusterState) -> None:
 
 def sort_hosts(cluster: ClusterState, options: Options) -> None:
     """Put the cluster's machines in hosting order; what is acquired comes last, because it cannot host anything yet."""
-    wanted, costs = _wanted(cluster), dict[tuple[int, float], float]()
-    cluster.hosts.sort(key=lambda host: _order(host, wanted, costs))
+    cluster.hosts.sort(key=_hosting_order(_wanted(cluster)))
     if options.fullness:
         _put_fuller_first(cluster.hosts, options.fullness)
     if options.leaving:
         cluster.hosts.sort(key=lambda host: host.machine.id in options.leaving)
+
+
+def _hosting_order(wanted: Mapping[int, int]) -> Callable[[HostState], tuple[int, float, float, str]]:
+    """Return a function to the sort key of a host: state, fleet cost, penalty and id; the least first."""
+    costs: dict[tuple[int, float], float] = {}
+    # Most shapes differ in labels alone.
+    of_total: dict[tuple[tuple[int, ...], float], float] = {}
+
+    def order(host: HostState) -> tuple[int, float, float, str]:
+        machine = host.machine
+        price = machine.price_usd_per_hour
+        cost = costs.get((host.shape, price))
+        if cost is None:
+            total = (tuple(host.total), price)
+            if total not in of_total:
+                of_total[total] = fleet_cost(price, host.total, wanted)
+            cost = costs[(host.shape, price)] = of_total[total]
+        state = _STATE_ORDER.get(machine.state, len(HELD))
+        return (state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
+
+    return order
 
 
 def _put_fuller_first(hosts: list[HostState], fullness: Mapping[str, int]) -> None:
@@ -524,13 +549,19 @@ def _put_fuller_first(hosts: list[HostState], fullness: Mapping[str, int]) -> No
 
 def _wanted(cluster: ClusterState) -> dict[int, int]:
     """Return the cluster's whole demand by dimension."""
-    total: dict[int, int] = {}
+    if cluster.wanted is None:
+        pods: dict[Request, int] = {}
+        for row in cluster.rows:
+            for group in row.groups:
+                pods[group.request] = pods.get(group.request, 0) + group.count
+        cluster.wanted = {}
+        for request, count in pods.items():
+            for d, milli in request:
+                cluster.wanted[d] = cluster.wanted.get(d, 0) + milli * count
+    total = dict(cluster.wanted)
     for row in cluster.rows:
         for d, milli in (row.divisible or {}).items():
             total[d] = total.get(d, 0) + milli
-        for group in row.groups:
-            for d, milli in group.request:
-                total[d] = total.get(d, 0) + milli * group.count
     return total
 
 
@@ -540,17 +571,6 @@ def fleet_cost(price: float, total: Room, wanted: Mapping[int, int]) -> float:
         (float(milli) / float(total[d]) for d, milli in wanted.items() if 0 < total[d] < UNLIMITED), default=0.0
     )
     return price * share
-
-
-def _order(host: HostState, wanted: Mapping[int, int], costs: dict[tuple[int, float], float]) -> HostOrder:
-    """Return the sort key of a host; `costs` has what is known of the cluster's machines, by shape and price."""
-    machine = host.machine
-    kind = (host.shape, machine.price_usd_per_hour)
-    cost = costs.get(kind)
-    if cost is None:
-        cost = costs[kind] = fleet_cost(machine.price_usd_per_hour, host.total, wanted)
-    state = _STATE_ORDER.get(machine.state, len(HELD))
-    return HostOrder(state, cost, -machine.assigned_reclamation_penalty_dollars, machine.id)
 
 
 def _mark_targets(fleet: DecisionState, cluster: ClusterState, target: Target) -> None:

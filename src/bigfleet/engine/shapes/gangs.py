@@ -11,8 +11,18 @@ from typing import NamedTuple
 
 from bigfleet.engine.shapes.choice import Prices, choose, repetitions
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, unplace
-from bigfleet.engine.shapes.state import ClusterState, DomainVerdict, HostIndex, HostState, OfferState, RowState
+from bigfleet.engine.shapes.held_gangs import (
+    covered,
+    held_domains,
+    index_of,
+    least_room,
+    own_first,
+    own_machines,
+    place_whole,
+    wanted,
+)
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
+from bigfleet.engine.shapes.state import DomainVerdict, HostIndex, HostState, LeastRoom, OfferState, RowState
 
 
 class DomainRank(NamedTuple):
@@ -43,14 +53,14 @@ class GangDomain:
 
 def credit_gang(row: RowState, fleet: DecisionState) -> None:
     """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
-    index = _index_of(row.cluster, fleet.options.leaving)
-    home = _home(row, index)
-    if home is not None:
-        row.domain, row.matching = home, _in_domain(row, fleet, home)
+    index = index_of(row.cluster, fleet.options.leaving)
+    planned = _planned_domains(row, fleet)
+    held = place_whole(row, index, planned)
+    if held is not None:
+        row.domain, row.matching = held, _in_domain(row, fleet, held)
         row.is_satisfiable = not row.impossible
-        place_first_fit(row, _own(row, index))
         return
-    best = _best_domain(row, fleet, index)
+    best = _best_domain(row, fleet, index, planned)
     if best is None:
         row.is_satisfiable = row.is_held = False
         row.matching = frozenset()
@@ -59,71 +69,9 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
     row.is_satisfiable = not best.rank.is_unsatisfiable and not row.impossible
     row.is_held = best.rank.held == -1 and row.has_left
     row.matching = _in_domain(row, fleet, best.value)
-    place_first_fit(row, _own_first(row, index, frozenset(_own(row, index))))
+    place_first_fit(row, own_first(row, index, frozenset(own_machines(row, index))))
     for offer, count in best.wanted:
         offer.earmarked += count
-
-
-def _home(row: RowState, index: HostIndex) -> str | None:
-    """Return the only domain in which the gang's own machines host all of it, None without one.
-
-    No other domain can be better (docs/spec/engine.md §4): it hosts the whole gang, on what the cluster holds, and on
-    its own machines. Looking at offers and other machines would find the same.
-    """
-    key = row.same_key
-    assert key is not None, "only a gang has domains"
-    if not row.has_left:
-        return None
-    by_domain: dict[str, list[HostState]] = {}
-    for host in _own(row, index):
-        value = host.machine.attribute(key)
-        if value is not None and row.may_use(host.machine, host.shape):
-            by_domain.setdefault(value, []).append(host)
-    found = []
-    for value, hosts in by_domain.items():
-        place_first_fit(row, hosts)
-        if not any(_wanted(row)):
-            found.append(value)
-        _clear(row, hosts)
-    return found[0] if len(found) == 1 else None
-
-
-def _index_of(cluster: ClusterState, leaving: Set[str]) -> HostIndex:
-    """Return the cluster's machines by shape and by stamp; build the index again after machines were added.
-
-    Machines that leave are no gang's own: it would stay with them.
-    """
-    index = cluster.index
-    if index is None or index.size != len(cluster.hosts):
-        index = cluster.index = HostIndex(len(cluster.hosts))
-        for place, host in enumerate(cluster.hosts):
-            machine = host.machine
-            index.by_shape.setdefault(host.shape, []).append((place, host))
-            if machine.id not in leaving:
-                stamp = (machine.assigned_need_fingerprint, machine.assigned_group)
-                index.by_stamp.setdefault(stamp, []).append(host)
-    return index
-
-
-def _own(row: RowState, index: HostIndex) -> Sequence[HostState]:
-    """Return the machines that carry the row's fingerprint and group, in hosting order."""
-    return index.by_stamp.get((row.need.fingerprint, row.need.group), ())
-
-
-def _own_first(row: RowState, index: HostIndex, own: Set[HostState]) -> Sequence[HostState]:
-    """Return the hosts of the row's shapes with the row's own machines before the others, each in hosting order."""
-    hosts = _hosts_of_shapes(row.matching, index)
-    return sorted(hosts, key=lambda host: host not in own) if own else hosts
-
-
-def _hosts_of_shapes(shapes: frozenset[int], index: HostIndex) -> Sequence[HostState]:
-    """Return the hosts of some shapes in hosting order."""
-    found = index.by_shapes.get(shapes)
-    if found is None:
-        entries = [entry for shape in shapes & index.by_shape.keys() for entry in index.by_shape[shape]]
-        entries.sort(key=lambda entry: entry[0])
-        found = index.by_shapes[shapes] = [host for _, host in entries]
-    return found
 
 
 def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int]:
@@ -132,25 +80,19 @@ def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex) -> GangDomain | None:
-    """Return the domain of least rank among those in which something could host a part of the gang."""
+def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex, planned: Set[str | None]) -> GangDomain | None:
+    """Return the domain of least rank among those in which something could host a part of the gang.
+
+    No domain hosts the whole gang on what the cluster holds, or the gang has no pods.
+    """
     key = row.same_key
     assert key is not None, "only a gang has domains"
-    held = _held_values(row, key, index)
+    held = held_domains(row, index)
     is_stuck = row.need.parked or bool(row.impossible)
     offers = {} if is_stuck else fleet.usable_in_domains(row, key)
-    gang = _gang(row, fleet, index)
-    planned = _planned_domains(row, fleet)
-    best: GangDomain | None = None
-    for domain in _judged(gang, held, offers, planned, fleet, index):
-        best = domain if best is None or domain.rank < best.rank else best
-    if best is not None and row.has_left and best.rank.held == -1:
-        # What hosts the whole gang on what the cluster holds ranks before every domain of which it holds nothing.
-        return best
     free = [value for value, found in offers.items() if value not in held and any(_unclaimed(o) > 0 for o in found)]
-    for domain in _judged(gang, free, offers, planned, fleet, index):
-        best = domain if best is None or domain.rank < best.rank else best
-    return best
+    judged = _judged(_gang(row, fleet, index), (*held, *free), offers, planned, fleet, index)
+    return min(judged, key=lambda domain: domain.rank, default=None)
 
 
 def _judged(
@@ -172,17 +114,6 @@ def _judged(
         row.matching = everywhere
         if verdict is not None and verdict.hosts_something:
             yield _ranked(value, verdict, found, is_off_target=value not in planned)
-
-
-def _held_values(row: RowState, key: str, index: HostIndex) -> frozenset[str]:
-    """Return the values of the key on hosts that the row may use."""
-    question = (row.matching, row.is_pinned, key)
-    found = index.values.get(question)
-    if found is None:
-        usable = (host for host in _hosts_of_shapes(row.matching, index) if row.may_use(host.machine, host.shape))
-        values = (host.machine.attribute(key) for host in usable)
-        found = index.values[question] = frozenset(value for value in values if value is not None)
-    return found
 
 
 def _unclaimed(offer: OfferState) -> int:
@@ -214,36 +145,21 @@ class _Gang(NamedTuple):
     weights: tuple[float, ...]
     #: What the gang wants; None where nothing is remembered.
     kind: Hashable
-    #: A room that every host of a pod of the gang has at least, in two dimensions.
-    least: tuple[tuple[int, int], tuple[int, int]]
+    #: A room that every host of a pod of the gang has at least.
+    least: LeastRoom
     #: The machines that carry its fingerprint and group.
     own: Set[HostState]
 
 
 def _gang(row: RowState, fleet: DecisionState, index: HostIndex) -> _Gang:
     prices, weights = fleet.gang_prices(row)
-    own = frozenset(_own(row, index))
+    own = frozenset(own_machines(row, index))
     if row.divisible is not None or not row.has_left:
-        return _Gang(row, prices, weights, None, ((0, 0), (0, 0)), own)
+        return _Gang(row, prices, weights, None, least_room(()), own)
     cluster = row.cluster.id if row.cluster.id in fleet.options.overheads else ""
     pods = tuple([(g.request, g.left, g.limit, g.is_waiting) for g in row.groups])
     kind = (cluster, row.is_pinned, row.penalty_dollars, pods)
-    return _Gang(row, prices, weights, kind, _least(row), own)
-
-
-def _least(row: RowState) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the least that pods of the row request of two dimensions."""
-    first = row.groups[0].request
-    (d, least), (other, other_least) = first[0], first[min(1, len(first) - 1)]
-    for group in row.groups:
-        request = group.request
-        if len(request) == len(first) and request[0][0] == d and request[min(1, len(request) - 1)][0] == other:
-            milli, other_milli = request[0][1], request[min(1, len(request) - 1)][1]
-        else:
-            amounts = dict(request)
-            milli, other_milli = amounts.get(d, 0), amounts.get(other, 0)
-        least, other_least = min(least, milli), min(other_least, other_milli)
-    return (d, least), (other, other_least)
+    return _Gang(row, prices, weights, kind, least_room(group.request for group in row.groups), own)
 
 
 def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict | None:
@@ -267,10 +183,10 @@ def _verdict(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], in
 def _open_rooms(gang: _Gang, index: HostIndex) -> tuple[tuple[bool, bool, tuple[int, ...]], ...]:
     """Return what a verdict depends on of the hosts that may have room for a pod, in hosting order, its own first."""
     row, own = gang.row, gang.own
-    (d, milli), (other, other_milli) = gang.least
+    d, milli, other, other_milli = gang.least
     hosts = [
         host
-        for host in _own_first(row, index, own)
+        for host in own_first(row, index, own)
         if host.room[d] >= milli and host.room[other] >= other_milli and row.may_use(host.machine, host.shape)
     ]
     return tuple([(host in own, host.is_configured, tuple(host.room)) for host in hosts])
@@ -279,29 +195,18 @@ def _open_rooms(gang: _Gang, index: HostIndex) -> tuple[tuple[bool, bool, tuple[
 def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], index: HostIndex) -> DomainVerdict:
     """Try the domain to which the row's shapes are limited: place, measure, and put everything back."""
     row = gang.row
-    hosts = _own_first(row, index, gang.own)
-    before, dimensions = _wanted(row), list(row.divisible or {})
+    hosts = own_first(row, index, gang.own)
+    before, dimensions = wanted(row), list(row.divisible or {})
     if gang.own:
         place_first_fit(row, [host for host in hosts if host in gang.own])
-    own = _covered(row, dimensions, before)
+    own = covered(row, dimensions, before)
     place_first_fit(row, hosts)
-    held = _covered(row, dimensions, before)
-    wanted, cost, added = _purchase(row, fleet, offers, gang.prices)
-    total = _covered(row, dimensions, before)
-    _clear(row, (*hosts, *added))
+    held = covered(row, dimensions, before)
+    bought, cost, added = _purchase(row, fleet, offers, gang.prices)
+    total = covered(row, dimensions, before)
+    clear_row(row, (*hosts, *added))
     lacking = Fraction(0) if total == 1 else -total
-    return DomainVerdict(bool(total), lacking, -held, -own, cost, wanted)
-
-
-def _clear(row: RowState, hosts: Iterable[HostState]) -> None:
-    """Give back everything that the row takes of the hosts."""
-    if row.divisible is not None:
-        clear_row(row, hosts)
-        return
-    for host in hosts:
-        for group in row.groups if host.claims else ():
-            if group in host.claims:
-                unplace(group, host)
+    return DomainVerdict(bool(total), lacking, -held, -own, cost, bought)
 
 
 def _planned_domains(row: RowState, fleet: DecisionState) -> set[str | None]:
@@ -311,21 +216,6 @@ def _planned_domains(row: RowState, fleet: DecisionState) -> set[str | None]:
     assert key is not None, "only a gang has a domain"
     claims = () if target is None else target.claims
     return {claim.machine_class.attribute(key) for claim in claims if claim.row == row.need.key}
-
-
-def _wanted(row: RowState) -> Sequence[int]:
-    """Return what the gang has left: by dimension of a divisible row, else its pods."""
-    return [*row.divisible.values()] if row.divisible is not None else [sum(group.left for group in row.groups)]
-
-
-def _covered(row: RowState, dimensions: Sequence[int], before: Sequence[int]) -> Fraction:
-    """Return the share of the gang that has a place: of its pods, or the mean over a divisible row's dimensions."""
-    if row.divisible is None:
-        had, has = before[0], sum(group.left for group in row.groups)
-        return Fraction(had - has, had) if had else Fraction(1)
-    left = [row.divisible.get(d, 0) for d in dimensions]
-    shares = [Fraction(had - has, had) for had, has in zip(before, left, strict=True) if had]
-    return sum(shares, Fraction(0)) / len(shares) if shares else Fraction(1)
 
 
 def _purchase(

@@ -43,9 +43,18 @@ def _has_room_for_all(cluster: ClusterState) -> bool:
 
     The machines that a short row may use have to hold that row and all others that may use no other machine.
     """
+    shapes = {host.shape for host in cluster.hosts}
+    wanting = {row.matching & shapes for row in cluster.rows if row.has_left}
+    if frozenset() in wanting:
+        return False
     demand = {row: _left_by_dimension(row) for row in cluster.rows if not _is_fixed(row)}
+    usable = {row: row.matching & shapes for row in demand}
+    # Nothing is asked of other machines.
+    asked = frozenset().union(*wanting)
     supply: dict[int, list[int]] = {}
     for host in cluster.hosts:
+        if host.shape not in asked:
+            continue
         room = supply.setdefault(host.shape, [0] * len(host.room))
         for d, milli in enumerate(host.room):
             room[d] += milli
@@ -53,11 +62,10 @@ def _has_room_for_all(cluster: ClusterState) -> bool:
             if row in demand:
                 room[d] += milli
                 demand[row][d] += milli
-    usable = {row: row.matching.intersection(supply) for row in demand}
-    for machines in {usable[row] for row in demand if row.has_left}:
+    for machines in wanting:
         wanted: defaultdict[int, int] = defaultdict(int)
         # Many rows may use the same machines.
-        counts = {shapes: shapes <= machines for shapes in set(usable.values())}
+        counts = {each: each <= machines for each in set(usable.values())}
         for row, amounts in demand.items():
             if counts[usable[row]]:
                 for d, milli in amounts.items():

@@ -18,7 +18,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.profile import TopologySpread
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 
 #: The resource of which every pod takes one.
@@ -202,6 +202,32 @@ class RowState:
         )
 
 
+class LeastRoom(NamedTuple):
+    """A room that every host of some pods has at least, in two dimensions."""
+
+    dimension: int
+    milli: int
+    other: int
+    other_milli: int
+
+    def is_in(self, room: Room) -> bool:
+        """Return whether the room has this; without it, no such pod fits."""
+        return room[self.dimension] >= self.milli and room[self.other] >= self.other_milli
+
+
+@dataclass(slots=True, eq=False)
+class HeldDomain:
+    """The hosts of one domain that some rows may use, in hosting order; full ones may have been dropped."""
+
+    hosts: list[HostState]
+    #: The place before which all of them are full.
+    first: int = 0
+
+
+#: Which machines gangs may use: their shapes, whether none may be interrupted, and the key of the domains.
+GangAccess = tuple[frozenset[int], bool, str]
+
+
 @dataclass(slots=True, eq=False)
 class HostIndex:
     """Finds a cluster's machines."""
@@ -212,8 +238,9 @@ class HostIndex:
     by_shape: dict[int, list[tuple[int, HostState]]] = field(default_factory=dict)
     #: By some shapes, in hosting order.
     by_shapes: dict[frozenset[int], list[HostState]] = field(default_factory=dict)
-    #: Values of a key on hosts of some shapes that a pinned row, or another one, may use.
-    values: dict[tuple[frozenset[int], bool, str], frozenset[str]] = field(default_factory=dict)
+    #: By the machines that gangs may use: their domains, and the least room that is of use to any of them.
+    domains: dict[GangAccess, dict[str, HeldDomain]] = field(default_factory=dict)
+    least: dict[GangAccess, LeastRoom] = field(default_factory=dict)
     #: By (fingerprint, group) of the stamp, in hosting order.
     by_stamp: dict[tuple[str, str], list[HostState]] = field(default_factory=dict)
 
@@ -237,6 +264,17 @@ class Unit:
     loss: ClaimLoss
 
 
+@dataclass(slots=True, eq=False)
+class UnitsOfShapes:
+    """The units of one cluster that consist of machines of some shapes."""
+
+    #: The machines of each unit, by id.
+    hosts: list[tuple[HostState, ...]] = field(default_factory=list)
+    #: The least loss first, and the lowest priority that protects any; found when a row looks for victims among them.
+    units: list[Unit] | None = None
+    lowest: int = 0
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class ClusterUnits:
     """The Configured machines of one cluster in units; none of its claims may change as long as this is used."""
@@ -247,10 +285,8 @@ class ClusterUnits:
     #: What the order by loss depends on beside the claims: the largest supply of all clusters, and whether this one
     #: has reported.
     basis: tuple[tuple[int, ...], bool] | None = None
-    #: By the shapes in the unit, each with the least loss first.
-    by_shapes: dict[frozenset[int], list[Unit]] = field(default_factory=dict)
-    #: Lowest priority that protects any unit.
-    lowest: int = 0
+    #: By each of their shapes.
+    by_shape: dict[int, list[UnitsOfShapes]] = field(default_factory=dict)
 
 
 class ClusterClaims(Protocol):
@@ -301,6 +337,8 @@ class ClusterState:
     #: By row: the numbers on which pods of it are planned, in the order of `planned`.
     planned_for: dict[RowState, list[tuple[ClassKey, int]]] = field(default_factory=dict)
     numbered: dict[tuple[ClassKey, int], HostState] = field(default_factory=dict)
+    #: What its rows with shapes request in all, by dimension; found when machines are put in hosting order.
+    wanted: dict[int, int] | None = None
     #: Made when gangs are credited.
     index: HostIndex | None = None
     #: Made when a row of another cluster looks for victims.
@@ -381,11 +419,19 @@ class OfferState:
     #: Place of the first machine that was never taken, and the places of those given back before it, ascending.
     _next: int = 0
     _returned: list[int] = field(default_factory=list)
+    _size: int = field(init=False)
+    #: What the machines have in common beside their shape.
+    terms: tuple[MachineState, CapacityType, float, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._size, machine = len(self.machines), self.example
+        terms = (machine.capacity_type, machine.price_usd_per_hour, machine.interruption_probability)
+        self.terms = (machine.state, *terms)
 
     @property
     def available(self) -> int:
         """Return how many machines are left."""
-        return len(self.machines) - self._next + len(self._returned)
+        return self._size - self._next + len(self._returned)
 
     @property
     def state(self) -> MachineState:

@@ -19,6 +19,7 @@ from bigfleet.engine.shapes.state import (
     HostState,
     RowState,
     Unit,
+    UnitsOfShapes,
     largest,
 )
 from bigfleet.model.penalty import bucket_upper_dollars
@@ -42,11 +43,18 @@ def units_for(row: RowState, fleet: DecisionState) -> list[Unit]:
     found = [
         _eligible(row, units, fleet)
         for name, serving in _serving(fleet).items()
-        if name != row.cluster.id and _yields(serving.lowest, row)
-        for shapes, units in serving.by_shapes.items()
-        if not row.matching.isdisjoint(shapes)
+        if name != row.cluster.id
+        for alike in _units_with(row.matching, serving)
+        if (units := _ordered(alike, serving)) and _yields(alike.lowest, row)
     ]
     return list(islice(heapq.merge(*found, key=lambda unit: unit.loss), UNITS_MAX))
+
+
+def _units_with(shapes: frozenset[int], serving: ClusterUnits) -> Iterable[UnitsOfShapes]:
+    """Return the units of a cluster in which a machine is of one of the shapes, each once."""
+    known = serving.by_shape
+    there = [shape for shape in shapes if shape in known] if len(shapes) < len(known) else shapes.intersection(known)
+    return dict.fromkeys(alike for shape in there for alike in known[shape])
 
 
 def priority_class(priority: int) -> int:
@@ -100,7 +108,7 @@ def _serving(fleet: DecisionState) -> Mapping[str, ClusterUnits]:
         fleet.serving.update((name, _machines_of(name, fleet)) for name in outdated)
         basis = tuple(largest((list(u.largest) for u in fleet.serving.values()), len(fleet.dimensions.names)))
         for name, units in fleet.serving.items():
-            _form(units, (basis, name in fleet.options.reported), fleet)
+            _form(units, (basis, name in fleet.options.reported))
     return fleet.serving
 
 
@@ -134,32 +142,43 @@ def _hosts_without_demand(name: str, fleet: DecisionState) -> list[HostState]:
     return [fleet.host(empty, machine) for machine in machines if machine.id not in fleet.options.unjoined]
 
 
-def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool], fleet: DecisionState) -> None:
+def _form(serving: ClusterUnits, basis: tuple[tuple[int, ...], bool]) -> None:
     """Form the cluster's units, unless they stand."""
     if serving.basis == basis:
         return
     is_reported = basis[1]
-    gangs = {host: _gangs(host, is_reported=is_reported) for host in serving.hosts}
+    gangs = {host: keys for host in serving.hosts if (keys := _gangs(host, is_reported=is_reported))}
     of_gang: defaultdict[_GangKey, list[HostState]] = defaultdict(list)
     for host, keys in gangs.items():
         for key in keys:
             of_gang[key].append(host)
-    supplies = _Supplies(basis[0])
-    formed: set[str] = set()
-    serving.by_shapes = {}
+    formed: set[HostState] = set()
+    by_shapes: defaultdict[frozenset[int], UnitsOfShapes] = defaultdict(UnitsOfShapes)
+    of_shape = {shape: frozenset([shape]) for shape in {host.shape for host in serving.hosts}}
     for host in serving.hosts:
-        if gangs[host] and host.machine.id in formed:
-            continue
-        hosts = _closure(host, of_gang, gangs) if gangs[host] else (host,)
-        if len(hosts) > 1:
-            formed.update(other.machine.id for other in hosts)
-        unit = Unit(hosts, _loss(hosts, supplies, is_reported=is_reported))
-        serving.by_shapes.setdefault(frozenset([other.shape for other in hosts]), []).append(unit)
-    for units in serving.by_shapes.values():
-        units.sort(key=lambda unit: unit.loss)
-    everything = (unit.loss.priority for units in serving.by_shapes.values() for unit in units)
-    serving.lowest = min(everything, default=UNPROTECTED)
+        if host not in gangs:
+            by_shapes[of_shape[host.shape]].hosts.append((host,))
+        elif host not in formed:
+            hosts = _closure(host, of_gang, gangs)
+            formed.update(hosts)
+            by_shapes[frozenset([other.shape for other in hosts])].hosts.append(hosts)
+    serving.by_shape = {}
+    for shapes, alike in by_shapes.items():
+        for shape in shapes:
+            serving.by_shape.setdefault(shape, []).append(alike)
     serving.basis = basis
+
+
+def _ordered(alike: UnitsOfShapes, serving: ClusterUnits) -> Sequence[Unit]:
+    """Return units, the least loss first; losses are found when a row that may use the machines asks."""
+    if alike.units is None:
+        assert serving.basis is not None, "the units are formed"
+        most, is_reported = serving.basis
+        supplies = _Supplies(most)
+        found = [Unit(hosts, _loss(hosts, supplies, is_reported=is_reported)) for hosts in alike.hosts]
+        alike.units = sorted(found, key=lambda unit: unit.loss)
+        alike.lowest = min(unit.loss.priority for unit in found)
+    return alike.units
 
 
 def _gangs(host: HostState, *, is_reported: bool) -> list[_GangKey]:

@@ -31,9 +31,9 @@ def check_kubernetes_flags(qps: float, namespace: str, lease_name: str) -> None:
         raise UsageFault(f"--qps: {qps} is not a rate; write a number of requests per second, 0 for no limit")
     if namespace and not _NAMESPACE.fullmatch(namespace):
         raise UsageFault(
-            f"--namespace: {namespace!r} is not the name of a namespace;  write one such as bigfleet-system"
+            f"--namespace: {namespace!r} is not the name of a namespace; write one such as bigfleet-system"
         )
     if not _OBJECT_NAME.fullmatch(lease_name):
         raise UsageFault(
-            f"--lease-name: {lease_name!r} is not the name of a Lease;  write one such as bigfleet-operator"
+            f"--lease-name: {lease_name!r} is not the name of a Lease; write one such as bigfleet-operator"
         )

@@ -456,7 +456,7 @@ def locked_key() -> bytes:
         ("key", b"-----BEGIN PRIVATE KEY-----\n", "no PEM private key"),
         ("key", locked_key(), "without a password"),
         ("key", ed25519_key(), "ECDSA P-256, ECDSA P-384 or RSA"),
-        ("key", "another", "does not fit"),
+        ("key", "another", "not the key of"),
     ],
 )
 def test_files_that_make_no_credentials_are_named_at_start(

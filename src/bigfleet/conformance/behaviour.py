@@ -1,7 +1,7 @@
 """Defines a behaviour: an id, a profile, a title in the words of docs/spec/provider.md §23, and a coroutine.
 
-Each area module makes one `Area` and registers its behaviours with it; `catalogue` gathers the areas. Nothing here may
-run one.
+Each area module makes one `Area` and registers its behaviours with it; `catalogue` gathers the areas. This module must
+not run one.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,6 @@
 """Records the last calls of one behaviour with their answers, for the report of a failure.
 
-Metadata and blobs are shown by size. Nothing here may change a call.
+Metadata and blobs are shown by size. This module must not change a call.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Lists every behaviour, and selects those of a run (docs/spec/provider.md §23).
 
-A new area is a module in `areas` and an entry in `AREAS`. Nothing here may leave out a behaviour that was asked for.
+A new area is a module in `areas` and an entry in `AREAS`. This module must not leave out a behaviour that was asked
+for.
 """
 
 from collections.abc import Collection

@@ -1,6 +1,6 @@
 """Draws random values for one behaviour from a stream of its own, seeded by run seed and behaviour id.
 
-A behaviour therefore draws the same values in a run of one and in a run of all. Nothing here may share a stream.
+A behaviour therefore draws the same values in a run of one and in a run of all. This module must not share a stream.
 """
 
 from collections.abc import Sequence

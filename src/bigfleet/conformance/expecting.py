@@ -1,6 +1,6 @@
 """Checks expectations of behaviours: one sentence each, which is the text of the failure.
 
-Nothing here may call a provider.
+This module must not call a provider.
 """
 
 from collections.abc import Mapping

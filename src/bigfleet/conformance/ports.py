@@ -1,7 +1,7 @@
 """Defines the six requests of the suite, their answers, and the Protocols that carry them.
 
 docs/spec/wire.md §6. Answers are stored unjudged: an unexpected status or a record that breaks every rule is what the
-suite tests for. Nothing here may raise because of a provider's answer.
+suite tests for. This module must not raise because of a provider's answer.
 """
 
 from collections.abc import Mapping, Sequence

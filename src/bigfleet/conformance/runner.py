@@ -1,7 +1,7 @@
 """Runs the selected behaviours one after the other, and computes the verdict (docs/spec/provider.md §23).
 
-CERTIFIED if and only if every behaviour of every requested profile passed; a skip never counts as a pass. Nothing here
-may know how a provider is reached.
+CERTIFIED if and only if every behaviour of every requested profile passed; a skip never counts as a pass. This module
+must not know how a provider is reached.
 """
 
 from collections.abc import Callable, Sequence

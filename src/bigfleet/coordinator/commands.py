@@ -2,7 +2,7 @@
 
 docs/spec/coordinator.md §2. `edits(tables, command)` is a pure function: it returns the rows to write, none if the
 tables already have them, and raises if a rule forbids the command. The proposer sets times and other values that are
-not in the tables. Nothing here may write.
+not in the tables. This module must not write.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Delivers instructions to shards: due, delivered, acknowledged, retried, abandoned (docs/spec/coordinator.md §6).
 
 An immutable ledger and pure functions of time. It is ephemeral: a new leader begins with an empty ledger and derives
-the rest from the reports of shards. Nothing here decides which instruction a shard gets.
+the rest from the reports of shards. This module does not decide which instruction a shard gets.
 """
 
 from collections.abc import Callable, Iterable

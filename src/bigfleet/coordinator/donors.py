@@ -1,7 +1,7 @@
 """Finds the machines that donors can release for one shortfall, best first (docs/spec/coordinator.md §7.1, §7.2).
 
 Rows of equal machines of one type and zone are sorted by available count, so the first row that is allowed is the best.
-Nothing here stores state between two passes.
+This module does not store state between two passes.
 """
 
 from bisect import insort

@@ -1,7 +1,7 @@
 """Holds what a leader learns from reports and drops when it loses leadership (docs/spec/coordinator.md §5).
 
 Values are immutable; each report makes new ones. Times are seconds of the leader's monotonic clock and are passed in.
-Nothing here writes to the store.
+This module does not write to the store.
 """
 
 from collections.abc import Mapping

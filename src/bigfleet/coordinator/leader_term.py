@@ -1,7 +1,7 @@
 """Serves administrators and readers during one term, and runs the rebalancing passes.
 
 docs/spec/coordinator.md §4 to §7. It connects `leader`, which accepts reports, and `rebalancer`, which plans. The
-caller holds the replica's lock, so that its methods never run concurrently. Nothing here waits for time to pass.
+caller holds the replica's lock, so that its methods never run concurrently. This module does not wait for time to pass.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Exports the metrics of a coordinator's replica to Prometheus (docs/spec/coordinator.md §11).
 
 Counters and histograms are stored here, every label from the start; gauges are computed from immutable values at each
-scrape. Nothing here decides anything.
+scrape. This module does not decide anything.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -1,7 +1,7 @@
 """Groups the unserved shortfalls of one pass by requirements, so that equal ones are settled together.
 
-docs/spec/coordinator.md §7. Most of 20,000 shortfalls get nothing, and equal ones get nothing for the same reason.
-Nothing here decides which shortfall gets a machine.
+docs/spec/coordinator.md §7. Most of 20,000 shortfalls get nothing, and equal ones get nothing for the same reason. This
+module does not decide which shortfall gets a machine.
 """
 
 from collections.abc import Iterable, Sequence

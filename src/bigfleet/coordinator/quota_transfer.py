@@ -1,7 +1,7 @@
 """Transfers quota with speculative slots that change shards (docs/spec/coordinator.md §7.3, §9.3 H6).
 
 The transfer is committed before the recipient is instructed, once per handover, under the id of the donor's
-instruction. Nothing here writes.
+instruction. This module does not write.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Runs the rebalancing passes of a leader and turns the planned transfers into instructions.
 
 docs/spec/coordinator.md §7. Moves in flight are derived from the ledger and the last reports, so they end when a move
-fails, expires or arrives. Cooldowns and refusals are the only state. Times are passed in as numbers. Nothing here sends
-anything.
+fails, expires or arrives. Cooldowns and refusals are the only state. Times are passed in as numbers. This module does
+not send anything.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Defines a shard's report as the leader's rules use it (docs/spec/wire.md §10).
 
-Base, freshness and ready machines are filled in before each pass. Nothing here validates a report: bounds are checked
-when it is read from the wire.
+Base, freshness and ready machines are filled in before each pass. This module does not validate a report: bounds are
+checked when it is read from the wire.
 """
 
 from bigfleet.coordinator.ephemeral_state import ReceivedReport

@@ -1,7 +1,7 @@
 """Runs one replica: campaigns, leads until it loses the lease, discards its ephemeral state, campaigns again.
 
 docs/spec/coordinator.md §1, §3 to §7, §10. While it leads, passes and exports run concurrently with answers. Everything
-that changes its state holds one lock and runs to its end, also if the caller is gone. Nothing here decides which
+that changes its state holds one lock and runs to its end, also if the caller is gone. This module does not decide which
 machine moves or which shard owns it.
 """
 

@@ -1,7 +1,7 @@
 """Defines the part of a shard's report that a rebalancing pass works on.
 
 docs/spec/wire.md §10. `prepared` does once per report what each pass would otherwise repeat: it groups capacity by type
-and zone, sorts shortfalls, and finds the shard's rows that its own shortfalls need. Nothing here reads a clock.
+and zone, sorts shortfalls, and finds the shard's rows that its own shortfalls need. This module does not read a clock.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Defines the coordinator's durable tables as immutable values, and the edits that change them.
 
 docs/spec/coordinator.md §2. `bigfleet.coordinator.commands` decides which edits are allowed, a store persists them.
-Nothing here reads a clock or a store.
+This module does not read a clock or a store.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

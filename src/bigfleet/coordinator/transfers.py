@@ -1,6 +1,6 @@
 """Defines the input and the result of a rebalancing pass (docs/spec/coordinator.md §7).
 
-Nothing here decides what moves.
+This module does not decide what moves.
 """
 
 from collections.abc import Mapping

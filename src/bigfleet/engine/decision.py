@@ -1,7 +1,7 @@
 """Defines what a decision takes and returns: options, actions, one result per row (docs/spec/engine.md §1, §11).
 
 Plain frozen values, shared by all engines, the safety limits, the shard and the tests. A decision stores its input, so
-that it can be explained (`bigfleet.engine.explain.explanation`). Nothing here decides.
+that it can be explained (`bigfleet.engine.explain.explanation`). This module does not decide.
 """
 
 from collections.abc import Callable, Mapping, Sequence

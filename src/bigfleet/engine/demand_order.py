@@ -2,7 +2,7 @@
 
 A demand table knows which rows it put in or took out; an engine that works on rows by identity would otherwise have to
 look at each of tens of thousands to find the few that are others (docs/adr/0111). To other callers they are an ordinary
-tuple. Nothing here may leave out a place at which two listings differ.
+tuple. This module must not leave out a place at which two listings differ.
 """
 
 from collections.abc import Iterable, Sequence

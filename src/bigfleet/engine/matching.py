@@ -1,7 +1,7 @@
 """Decides which machines match and fit which row (docs/spec/model.md §9, docs/spec/aggregates.md §3).
 
-Two machines that agree in instance type, zone, labels and supply are of one *shape*: every question of this section
-has the same answer for both, so a decision asks it once per shape. Nothing here may look at price, state, stamps or
+Two machines that agree in instance type, zone, labels and supply are of one *shape*: every question of this section has
+the same answer for both, so a decision asks it once per shape. This module must not look at price, state, stamps or
 claims: those belong to the phases.
 """
 

@@ -1,7 +1,7 @@
 """Keeps the ledger of shortfalls: what the fleet lacks, and for how long (docs/spec/engine.md §10).
 
 A ledger is a plain value that each cycle replaces: what was unresolved in the last cycle, by fingerprint, summed over
-clusters and groups. A row that victims cover is no shortfall. Nothing here decides what is done about one.
+clusters and groups. A row that victims cover is no shortfall. This module does not decide what is done about one.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,6 +1,6 @@
 """Converts parts of a shard's state into parts of its report: ownership, reservations, pools without stock.
 
-docs/spec/wire.md §10, docs/spec/shard.md §11.3. Pure functions. Nothing here may judge what the shard says.
+docs/spec/wire.md §10, docs/spec/shard.md §11.3. Pure functions. This module must not judge what the shard says.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,8 @@
 """Gathers the report of a running shard, and counts what was reported in the shard's metrics.
 
 docs/spec/coordinator.md §8, docs/spec/shard.md §11.3. Everything is read from the shard's own records, on its loop.
-Before its first finished cycle a shard has no figures, and its report has no machines. Nothing here may change a shard.
+Before its first finished cycle a shard has no figures, and its report has no machines. This module must not change a
+shard.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Defines the one Protocol through which flows read a clock or wait.
 
-Decisions take plain numbers. Flows take a `Clock`, so that tests and the simulation run the same lines on virtual
-time. Nothing here may read the real clock; the real one lives in `bigfleet.cli.runtime.system`.
+Decisions take plain numbers. Flows take a `Clock`, so that tests and the simulation run the same lines on virtual time.
+This module must not read the real clock; the real one lives in `bigfleet.cli.runtime.system`.
 """
 
 from typing import Protocol

@@ -1,6 +1,6 @@
 """Defines identifiers: their types, what makes one valid, and where new ones come from.
 
-The rules are those of docs/spec/wire.md §1. Nothing here draws randomness by itself: an `IdSource` is handed in.
+The rules are those of docs/spec/wire.md §1. This module does not draw randomness by itself: an `IdSource` is handed in.
 """
 
 import re

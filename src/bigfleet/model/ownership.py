@@ -2,7 +2,7 @@
 
 docs/spec/coordinator.md §9. Shards store this on disk and act on it. The coordinator reads their copies and predicts
 the effect of its instructions with the same functions. Every transition is idempotent: a row is replaced only under a
-higher version. Nothing here may read a clock or hold state.
+higher version. This module must not read a clock or hold state.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Defines the report that a shard sends to the coordinator at every interval (docs/spec/wire.md §10).
 
 A shard fills in its parts, the link puts them together, the coordinator keeps the last report of each shard. Bounds are
-checked where a report comes off the wire. Nothing here judges a report.
+checked where a report comes off the wire. This module does not judge a report.
 """
 
 from collections.abc import Mapping

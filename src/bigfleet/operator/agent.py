@@ -2,7 +2,7 @@
 
 docs/spec/operator.md. It builds the parts (demand, conditions, nodes, drains, bootstrap) in the order of their
 dependencies over the given views, and runs them. A process creates an agent when it becomes leader; the agent ends with
-it. Nothing here decides about machines.
+it. This module does not decide about machines.
 """
 
 import asyncio

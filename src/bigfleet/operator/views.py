@@ -1,6 +1,7 @@
 """Follows the objects of one cluster that the operator reads: one reflector per kind.
 
-They run also in a process that does not lead, so that a new leader starts with what is stored. Nothing here writes.
+They run also in a process that does not lead, so that a new leader starts with what is stored. This module does not
+write.
 """
 
 import asyncio

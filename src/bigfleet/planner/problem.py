@@ -1,7 +1,7 @@
 """Defines what the planner is asked: a cluster's shapes, the machine classes on offer, and the scheduler's order.
 
 Quantities are integers in the caller's units, one entry per dimension. Money is integer nano-dollars per hour, an
-interruption penalty integer nano-dollars, a probability integer parts per billion per hour. Nothing here is a float, so
+interruption penalty integer nano-dollars, a probability integer parts per billion per hour. No value is a float, so
 equal problems give equal answers in every process.
 """
 

@@ -3,7 +3,7 @@
 Actions are stored whole, as numbers: kind, row of the machine in the view, place of the row of demand. Of what rows
 got, the digests show whether it is the same: members, machines in claim order, domain, victims; all other fields of a
 result follow from these and the input. The columns of an answer are read as they are, without making an action or a
-row, and say what the objects of the reference say. Nothing here may depend on how an engine numbers things inside.
+row, and say what the objects of the reference say. This module must not depend on how an engine numbers things inside.
 """
 
 from collections.abc import Iterable, Sequence

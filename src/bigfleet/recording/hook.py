@@ -1,6 +1,6 @@
 """Passes the input and the answer of each decision to a recorder (docs/adr/0134).
 
-It passes references to immutable values, so the cost to a cycle is negligible. Nothing here may read them.
+It passes references to immutable values, so the cost to a cycle is negligible. This module must not read them.
 """
 
 from collections.abc import Awaitable, Sequence

@@ -3,7 +3,7 @@
 `Recorder.take` passes references to immutable values to a task, which writes them in a thread. If cycles come faster
 than they can be written, some are left out and the next one has their number. If a write fails, the recording pauses
 and resumes by itself in a new file, whose first record has the number of missing cycles. A defect of the recorder ends
-the recording. Nothing here may delay a cycle, change its decision, or see what a provider or an operator is sent.
+the recording. This module must not delay a cycle, change its decision, or see what a provider or an operator is sent.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 It has its own copy of the columns, 25 bytes a machine, and references to the rows of demand. So it may read a view
 while the loop continues, and needs the view only once. After `begin_anew` everything differs. A cycle that was left out
-costs nothing but itself. Nothing here may change what it reads.
+costs nothing but itself. This module must not change what it reads.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,7 @@
 docs/adr/0134-a-recording-is-what-the-engine-saw.md. A record says what differs from the one before; a fresh one differs
 from nothing, so reading may begin there. Machines are rows of columns, as the engine sees them: names of hosts and
 nodes, and what a provider or an operator was sent, have no field here. Arrays are little-endian: row numbers of 32
-bits, states of 8, seconds as doubles. Nothing here may read or write a file.
+bits, states of 8, seconds as doubles. This module must not read or write a file.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Runs a gRPC server as all BigFleet processes do: limits, keepalive, TLS, health, reflection.
 
 docs/spec/wire.md §2 and §3. The caller adds the services. With TLS, `bigfleet.rpc.security.identity` checks every RPC.
-Nothing here decides anything.
+This module does not decide anything.
 """
 
 import socket

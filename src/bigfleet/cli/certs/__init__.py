@@ -1,4 +1,4 @@
 """Implements `bigfleet certs`: creates certificates to try mutual TLS.
 
-Nothing here serves or checks an identity; that is `bigfleet.rpc.security.identity`.
+This package does not serve or check an identity; that is `bigfleet.rpc.security.identity`.
 """

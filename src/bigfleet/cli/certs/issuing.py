@@ -1,7 +1,7 @@
 """Issues certificates of a development authority: ECDSA P-256, one `bigfleet://` URI for each role.
 
 docs/spec/wire.md §3. Only certificates of shards and providers have host names and may be used by servers, because a
-client checks nothing of a server but the host name. Nothing here touches a file.
+client checks nothing of a server but the host name. This module does not touch a file.
 """
 
 import ipaddress

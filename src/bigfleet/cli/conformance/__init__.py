@@ -1,4 +1,4 @@
 """Implements `bigfleet conformance`: certifies a capacity provider over gRPC (docs/spec/provider.md §23).
 
-Nothing here may decide whether a behaviour holds; that is `bigfleet.conformance`.
+This package must not decide whether a behaviour holds; that is `bigfleet.conformance`.
 """

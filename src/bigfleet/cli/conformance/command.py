@@ -1,6 +1,7 @@
 """Defines the command line of the suite (docs/spec/provider.md §23).
 
-Exit 0 for CERTIFIED, 1 for FAILED and INCOMPLETE, 2 when the run could not be set up. Nothing here runs a behaviour.
+Exit 0 for CERTIFIED, 1 for FAILED and INCOMPLETE, 2 when the run could not be set up. This module does not run a
+behaviour.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Writes the reports of a run: report.json for programs, junit.xml for CI (docs/spec/provider.md §23).
 
-Nothing here may turn a skip into a pass.
+This module must not turn a skip into a pass.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Runs one conformance run from its settings to its exit code.
 
-Nothing here may decide anything but the exit code (docs/spec/provider.md §23).
+This module must not decide anything but the exit code (docs/spec/provider.md §23).
 """
 
 import random

@@ -1,6 +1,6 @@
 """Checks the flags of a conformance run against each other (docs/spec/provider.md §23).
 
-Nothing here may reach a provider.
+This module must not reach a provider.
 """
 
 import shlex

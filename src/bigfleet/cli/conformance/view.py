@@ -1,6 +1,6 @@
 """Shows a run to a person: a line for each behaviour as it ends, then the verdict with every failure in full.
 
-Nothing here may hide a skip.
+This module must not hide a skip.
 """
 
 from types import TracebackType

@@ -1,8 +1,8 @@
 """Runs one coordinator process: store, replica, gRPC, HTTP, and a clean stop.
 
 docs/spec/coordinator.md §1. The servers listen before the replica leads: while the store cannot be reached, the process
-runs and is not ready. A clean stop releases leadership last, so that the next leader is elected at once. Nothing here
-decides anything.
+runs and is not ready. A clean stop releases leadership last, so that the next leader is elected at once. This module
+does not decide anything.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Runs all engines on the same input and shows where they first differ.
 
 Decisions are compared in every field and, on request, the records that a reporter receives (docs/spec/aggregates.md
-§8). The default engine is what the others are compared with. Nothing here says which of two answers is right.
+§8). The default engine is what the others are compared with. This module does not say which of two answers is right.
 """
 
 from collections.abc import Mapping, Sequence

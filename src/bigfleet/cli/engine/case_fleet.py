@@ -1,6 +1,6 @@
 """Carries the machines of an engine case over its cycles, and applies what was decided in between.
 
-The format is that of tests/cases/engine/README.md. Nothing here decides or compares anything.
+The format is that of tests/cases/engine/README.md. This module does not decide or compare anything.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Runs the engine as a shard does: from columns alone.
 
 A quicker call would keep the snapshot that it was given and could answer from it; a check that compares engines must
-not let it. Nothing here decides.
+not let it. This module does not decide.
 """
 
 from collections.abc import Sequence

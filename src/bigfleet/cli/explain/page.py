@@ -1,6 +1,6 @@
 """Formats an explanation for a terminal: its subject, the sentences that led to the decision, and the decision.
 
-The sentences are the shard's own (docs/spec/shard.md §12). Nothing here adds a reason.
+The sentences are the shard's own (docs/spec/shard.md §12). This module does not add a reason.
 """
 
 import time

@@ -1,7 +1,7 @@
 """Shares flags between commands: each is written once, as the field of a frozen dataclass.
 
 `taking` adds the flags of such a group to a command. The command gets one object of the group, which checks and reads
-them. Typer reads flags off a signature, so this module builds a signature. Nothing here parses anything.
+them. Typer reads flags off a signature, so this module builds a signature. This module does not parse anything.
 """
 
 import inspect

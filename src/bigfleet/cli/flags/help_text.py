@@ -1,6 +1,6 @@
 """Formats help as plain text: whole flag names, options under headings, and one full sentence per subcommand.
 
-Nothing here parses arguments.
+This module does not parse arguments.
 """
 
 from collections.abc import Mapping, Sequence

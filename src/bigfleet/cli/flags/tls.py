@@ -1,6 +1,6 @@
 """Defines `--tls-cert`, `--tls-key` and `--tls-ca`: all three or none, on every command that serves or dials.
 
-docs/spec/wire.md §3. Nothing here makes a connection.
+docs/spec/wire.md §3. This module does not make a connection.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Defines the columns of every table of `bigfleet get`, and which of them are dropped first on a narrow terminal.
 
 A column's rank says how soon it is dropped; rank 0 never is. Cells have no control characters, because error texts come
-from providers. Nothing here calls a shard.
+from providers. This module does not call a shard.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 """Connects commands to a coordinator: defines their flags, and words its rejections.
 
-The leader is found from any replica. Nothing here decides what is shown.
+The leader is found from any replica. This module does not decide what is shown.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Defines `bigfleet get shards|domains|quotas|providers|bindings|instructions|moves`.
 
 These subcommands read a coordinator; those of `command` read a shard. `bigfleet get clusters` reads a shard, so the
-coordinator's assignment of clusters to shards is `bindings`. Exit codes are those of `command`. Nothing here changes a
-coordinator.
+coordinator's assignment of clusters to shards is `bindings`. Exit codes are those of `command`. This module does not
+change a coordinator.
 """
 
 from collections.abc import Callable, Iterator, Sequence

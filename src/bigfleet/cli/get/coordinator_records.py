@@ -1,6 +1,6 @@
 """Converts the coordinator's messages to plain records, and defines their table columns.
 
-Names, times and amounts as in `bigfleet.cli.get.records`. Nothing here calls a coordinator.
+Names, times and amounts as in `bigfleet.cli.get.records`. This module does not call a coordinator.
 """
 
 from collections.abc import Iterator, Sequence

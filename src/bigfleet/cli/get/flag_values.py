@@ -1,6 +1,6 @@
 """Checks the values of the flags of `bigfleet get` and `bigfleet explain`, and converts them for the shard.
 
-Each mistake is a UsageFault that names the flag and the values allowed. Nothing here calls a shard.
+Each mistake is a UsageFault that names the flag and the values allowed. This module does not call a shard.
 """
 
 from collections.abc import Iterable, Sequence

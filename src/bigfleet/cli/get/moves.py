@@ -1,7 +1,7 @@
 """Lists machines that move between shards: donor, recipient, reason, progress.
 
 A move consists of the donor's instruction and, after the release, the recipient's instruction. Both have one id and are
-shown as one row. Nothing here calls a coordinator.
+shown as one row. This module does not call a coordinator.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """Writes records as a table, JSON or YAML while they arrive: at most one block of rows is in memory.
 
 On a terminal a table drops columns by rank until it fits, and says so; elsewhere it has all columns. JSON is one array
-with one object a line, YAML one list. Nothing here decides what a record or a column is.
+with one object a line, YAML one list. This module does not decide what a record or a column is.
 """
 
 import os

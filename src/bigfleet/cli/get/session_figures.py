@@ -1,6 +1,7 @@
 """Reads a shard's counters of operator sessions, over all clusters, from its metrics (docs/spec/shard.md §14).
 
-`ShardRead` lists the sessions that are open; how earlier sessions ended is in the metrics only. Nothing here uses gRPC.
+`ShardRead` lists the sessions that are open; how earlier sessions ended is in the metrics only. This module does not
+use gRPC.
 """
 
 from collections.abc import Iterator

@@ -1,6 +1,7 @@
 """Defines the flags of all commands that read a live shard: address, identity, output.
 
-Each is written once, as a field; `bigfleet.cli.flags.groups` adds them to a command. Nothing here dials or prints.
+Each is written once, as a field; `bigfleet.cli.flags.groups` adds them to a command. This module does not dial or
+print.
 """
 
 from dataclasses import dataclass

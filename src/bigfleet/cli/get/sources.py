@@ -2,7 +2,7 @@
 
 docs/spec/shard.md §12. Records are yielded as they arrive; only the sums of `get clusters` are stored, one per cluster.
 An empty answer has one of three causes: the shard has decided nothing yet, does not know the cluster, or has nothing
-that matches. Nothing here prints.
+that matches. This module does not print.
 """
 
 from collections.abc import Callable, Iterator

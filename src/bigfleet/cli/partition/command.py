@@ -1,6 +1,6 @@
 """Defines `bigfleet partition show` and `bigfleet partition compare` (docs/partitioned-hosts.md).
 
-Exit 2 for a wrong call or a wrong file, else 0. Nothing here places an instance anywhere but in memory.
+Exit 2 for a wrong call or a wrong file, else 0. This module does not place an instance anywhere but in memory.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 The orders are the dedicated metric, first fit, best fit (least disk left) and balanced (most disk left). Instances take
 a full host, a half or a quarter, and arrive until the given share of the room is requested. From empty hosts, up to all
-of the room, a perfect order refuses none. Nothing here is used to place real instances.
+of the room, a perfect order refuses none. These orders never place real instances.
 """
 
 from collections.abc import Callable, Sequence

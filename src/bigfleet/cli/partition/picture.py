@@ -1,7 +1,7 @@
 """Draws partitioned hosts in a terminal or as SVG: each a bar of its disk, its instances, and what still fits.
 
 What still fits is the allocation vector (docs/spec/partition.md §8): its sizes are alternatives for the same room, not
-a sum. Nothing here reads a file or changes a host.
+a sum. This module does not read a file or changes a host.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Writes a plan as one JSON document: every action by name, exact figures, explanations.
 
-Infinite numbers are the string `+Inf`, as in the inventory. Nothing here decides or rounds anything.
+Infinite numbers are the string `+Inf`, as in the inventory. This module does not decide or round anything.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Between two cycles every action is applied with its final state (docs/spec/engine.md §11): Provision and Bootstrap reach
 Configured with all stamps, Reclaim and Preempt reach Idle, Delete reaches Speculative. If no action is left, the clock
-moves past every hold of an idle machine, so that unneeded machines are released. Nothing here decides.
+moves past every hold of an idle machine, so that unneeded machines are released. This module does not decide.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Prints a plan: actions, cost, shortfalls with reasons, and the differences that patches make.
 
-Equal actions share a line with their count; `--output json` names every machine. Nothing here decides, and it computes
-sums only.
+Equal actions share a line with their count; `--output json` names every machine. This module does not decide, and it
+computes sums only.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Runs one pod controller process: rights, caches, leader election, HTTP, and a clean stop.
 
-docs/spec/operator.md §1 and §11. A follower keeps its caches up to date and writes nothing. Nothing here decides
+docs/spec/operator.md §1 and §11. A follower keeps its caches up to date and writes nothing. This module does not decide
 anything.
 """
 

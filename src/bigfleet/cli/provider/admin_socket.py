@@ -1,6 +1,6 @@
 """Finds the admin socket of a state file, and connects to it however long the path is.
 
-docs/adr/0116-the-admin-socket.md. Nothing here may create a socket.
+docs/adr/0116-the-admin-socket.md. This module must not create a socket.
 """
 
 import http.client

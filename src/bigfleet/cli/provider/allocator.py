@@ -1,7 +1,7 @@
 """Connects the partitioned provider to the allocator of `bigfleet.partition`.
 
-docs/spec/provider.md §22, docs/spec/partition.md §8 to §10. Only this module imports both packages. Nothing here
-decides where an instance goes.
+docs/spec/provider.md §22, docs/spec/partition.md §8 to §10. Only this module imports both packages. This module does
+not decide where an instance goes.
 """
 
 from collections.abc import Mapping, Sequence

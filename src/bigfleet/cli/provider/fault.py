@@ -1,6 +1,6 @@
 """Defines `bigfleet provider fault`: serves the backend that fails on request, for conformance runs.
 
-docs/spec/provider.md §20. Nothing here decides anything.
+docs/spec/provider.md §20. This module does not decide anything.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,6 @@
 """Runs the provider process: state, backend, core, gRPC and HTTP, started and stopped in order.
 
-docs/spec/provider.md §12. Nothing here decides anything.
+docs/spec/provider.md §12. This module does not decide anything.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Defines the settings of a provider process, as its flags give them (docs/spec/provider.md §19).
 
-Nothing here opens anything.
+This module does not open anything.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Opens the simulated cloud for `bigfleet provider simulated`: catalogue, world, and the cloud's own file.
 
-docs/spec/provider.md §21. Nothing here decides anything.
+docs/spec/provider.md §21. This module does not decide anything.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Defines what a provider's command passes to the process that serves it: backend, readiness, metrics.
 
 docs/spec/provider.md §16, §19. The command builds it after the state file is locked, and it is closed after the core
-has stopped. Nothing here serves anything.
+has stopped. This module does not serve anything.
 """
 
 from collections.abc import Callable, Iterable, Mapping

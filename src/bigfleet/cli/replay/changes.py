@@ -1,7 +1,7 @@
 """Reads the settings that a replay changes: weights of victims, hold times, the duration of a drain, the engine.
 
 docs/replay.md. A setting with its recorded value is reported, so that an unchanged replay is not mistaken for the
-answer. Nothing here decides.
+answer. This module does not decide.
 """
 
 import math

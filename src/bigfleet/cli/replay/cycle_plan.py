@@ -1,7 +1,7 @@
 """Converts one recorded cycle to the input of a plan, so that it is printed, patched and explained like a plan.
 
 docs/replay.md. A row is named by its cluster and the id that `bigfleet get needs` shows. Options that the files of a
-plan cannot express keep their recorded values. Nothing here changes the recording.
+plan cannot express keep their recorded values. This module does not change the recording.
 """
 
 from collections import Counter

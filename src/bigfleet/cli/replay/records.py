@@ -1,4 +1,4 @@
-"""Holds a replayed cycle as one record, for the table and for JSON alike. Nothing here decides or compares."""
+"""Holds a replayed cycle as one record, for the table and for JSON alike. This module does not decide or compare."""
 
 from typing import Any
 

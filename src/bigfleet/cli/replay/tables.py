@@ -1,6 +1,6 @@
 """Prints replayed cycles: a line per cycle, its differences below it, and a verdict at the end.
 
-Nothing here decides or compares.
+This module does not decide or compare.
 """
 
 from collections.abc import Callable, Sequence

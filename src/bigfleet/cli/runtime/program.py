@@ -1,7 +1,7 @@
 """Ends a command: turns a failure into a line and an exit code, in one place.
 
-Used by the `bigfleet` command and by every provider that is a program of its own. Nothing here prints a traceback for a
-user's mistake.
+Used by the `bigfleet` command and by every provider that is a program of its own. This module does not print a
+traceback for a user's mistake.
 """
 
 import faulthandler

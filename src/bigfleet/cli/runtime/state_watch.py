@@ -1,7 +1,7 @@
 """Checks every second that the state files of a process are still those that it opened.
 
 If a file was deleted, replaced or truncated, the process becomes unready, logs it and sets a gauge. If the file
-returns, the process is ready again. Nothing here writes to a file.
+returns, the process is ready again. This module does not write to a file.
 """
 
 import asyncio

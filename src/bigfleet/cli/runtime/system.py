@@ -1,6 +1,6 @@
 """Provides the real world: the system clock, ids, logs, signals, and the HTTP endpoints of a process.
 
-Flows take these through their Protocols; only commands construct them. Nothing here decides anything.
+Flows take these through their Protocols; only commands construct them. This module does not decide anything.
 """
 
 import asyncio

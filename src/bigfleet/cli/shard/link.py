@@ -1,7 +1,7 @@
 """Builds a shard's link to the coordinator.
 
 docs/spec/coordinator.md §8. The package `bigfleet.shard` does not import the link; without --coordinator-addr there is
-none. Nothing here decides anything.
+none. This module does not decide anything.
 """
 
 import socket

@@ -1,7 +1,7 @@
 """Runs one shard process: state file, provider channel, sessions, HTTP, link, and a clean stop.
 
 docs/spec/shard.md §1. The epoch is committed before anything is served. Sessions and health are served before the first
-reconcile, and while the engine's kernels are loaded or compiled. Nothing here decides anything.
+reconcile, and while the engine's kernels are loaded or compiled. This module does not decide anything.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
 """Prints the result of a run: one seed, many seeds, a closed-loop scenario.
 
-Plain lines; the last one of a run is `trace hash: <hex>`. Nothing here runs anything or decides what counts as failed.
+Plain lines; the last one of a run is `trace hash: <hex>`. This module does not run anything or decides what counts as
+failed.
 """
 
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Formats amounts of resources for people. Nothing here computes with what it has rounded."""
+"""Formats amounts of resources for people. This module does not compute with what it has rounded."""
 
 from typing import Final
 

@@ -2,7 +2,7 @@
 
 The parent starts it in a session of its own, so that a signal to the parent's group does not reach it, and stops its
 children in order. The child also blocks SIGINT. If the parent is killed, the pipe to the child's standard input closes,
-and the child then stops. Nothing here decides what the child does.
+and the child then stops. This module does not decide what the child does.
 """
 
 import os

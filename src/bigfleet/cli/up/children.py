@@ -2,7 +2,7 @@
 
 A single shard is called `shard` and has no coordinator. Several shards have ids of their own, one zone of the fleet
 each, and a coordinator on a SQLite file or on an etcd that is started as well. The coordinator's waits are short enough
-to watch. Nothing here starts a process.
+to watch. This module does not start a process.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Both store their position, so that a stopped run resumes there. A replay stops its clock while it takes a sample: every
 cluster reports the demand of exactly that trace second, the shard acknowledges it, and the sample is taken from a
-decision on that demand. Nothing here knows how demand is shown.
+decision on that demand. This module does not know how demand is shown.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Shows several shards as one fleet: sums of their figures, their actions in order, and the figures of each shard.
 
 Each shard is read by a `ShardObserver` and the coordinator by a `CoordinatorWatch`; while one of them cannot be
-reached, its last answer is shown. Nothing here estimates what a shard did not report.
+reached, its last answer is shown. This module does not estimate what a shard did not report.
 """
 
 import asyncio

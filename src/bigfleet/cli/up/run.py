@@ -1,6 +1,6 @@
 """Runs `bigfleet up`: starts children, clusters, demand and view in order, stops them in reverse, prints a summary.
 
-Nothing here decides about capacity; it starts the real processes and shows them.
+This module does not decide about capacity; it starts the real processes and shows them.
 """
 
 import asyncio

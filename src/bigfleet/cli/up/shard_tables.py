@@ -1,6 +1,6 @@
 """Draws tables of several shards: machines and demand of each, their course over time, and the moves.
 
-The view and the summary show the same tables. Nothing here calls a process.
+The view and the summary show the same tables. This module does not call a process.
 """
 
 from collections.abc import Sequence

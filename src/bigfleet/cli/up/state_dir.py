@@ -2,7 +2,7 @@
 
 A marker file says that the directory belongs to `bigfleet up`; without it nothing in a directory is deleted. A file
 lock, held by the kernel for the life of the process, rejects a second run. State that must survive the process is
-written to a new file and renamed. Nothing here knows what the children do.
+written to a new file and renamed. This module does not know what the children do.
 """
 
 import contextlib

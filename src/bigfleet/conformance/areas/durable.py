@@ -1,6 +1,7 @@
 """Checks DUR: a kill -9 loses nothing that a reply has confirmed (docs/spec/provider.md §11, §12).
 
-Each behaviour kills the provider right after the reply whose content must survive. Nothing here may wait for a flush.
+Each behaviour kills the provider right after the reply whose content must survive. This module must not wait for a
+flush.
 """
 
 from bigfleet.conformance.areas.edge import INT64_MAX, expect_unchanged

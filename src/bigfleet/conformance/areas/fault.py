@@ -1,7 +1,7 @@
 """Checks FAULT: the state of a machine after its operation fails (docs/spec/provider.md §6, §7, §14, §20).
 
-The slot that is created and the cluster that is bound select the failure. Nothing here may wait for a machine to leave
-FAILED: no call ends it.
+The slot that is created and the cluster that is bound select the failure. This module must not wait for a machine to
+leave FAILED: no call ends it.
 """
 
 from bigfleet.conformance.areas.edge import expect_unchanged

@@ -1,7 +1,7 @@
 """Checks FENCE: which tokens pass, and for which calls marks are stored (docs/spec/provider.md §4).
 
 A Drain of a slot tries a token without moving a machine: the slot is in the wrong state and the fence is checked first,
-so FAILED_PRECONDITION is a stale token and any other answer one that passed. Nothing here may reuse a shard id.
+so FAILED_PRECONDITION is a stale token and any other answer one that passed. This module must not reuse a shard id.
 """
 
 from collections.abc import Callable

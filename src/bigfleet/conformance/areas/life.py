@@ -1,6 +1,6 @@
 """Checks LIFE: the four resting states, and the states seen between them (docs/spec/provider.md §2, §8, §9).
 
-Nothing here may assume that a transitional state is ever seen: a provider may be quicker than a reader.
+This module must not assume that a transitional state is ever seen: a provider may be quicker than a reader.
 """
 
 from bigfleet.conformance.behaviour import Area

@@ -1,6 +1,6 @@
 """Checks LIST: filters, caps, cursors and the deltas between them (docs/spec/provider.md §10).
 
-A cursor is opaque: it is stored, altered and handed back, never read. Nothing here may depend on the order of an
+A cursor is opaque: it is stored, altered and handed back, never read. This module must not depend on the order of an
 answer.
 """
 

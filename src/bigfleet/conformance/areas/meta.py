@@ -1,6 +1,6 @@
 """Checks META: metadata comes back exactly, and goes with the binding (docs/spec/provider.md §8).
 
-Nothing here may assume that a key means anything.
+This module must not assume that a key means anything.
 """
 
 from bigfleet.conformance.areas.edge import big_map, exact_or_refused

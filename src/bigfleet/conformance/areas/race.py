@@ -1,7 +1,7 @@
 """Checks RACE: sixteen concurrent calls become one operation, or end in one clean state (docs/spec/provider.md §3, §5).
 
 Concurrent calls carry tokens of different shards, unless tokens are the subject: those of one shard may overtake each
-other and be fenced. Nothing here may depend on the order in which calls arrive.
+other and be fenced. This module must not depend on the order in which calls arrive.
 """
 
 import asyncio

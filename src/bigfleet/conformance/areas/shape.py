@@ -1,6 +1,6 @@
 """Checks SHAPE: the fields of every record, in every state (docs/spec/provider.md §9).
 
-Nothing here may require a field that the contract leaves free.
+This module must not require a field that the contract leaves free.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Lists the programs of a control plane, and writes their command lines and the files that they read.
 
-Nothing here starts a process.
+This module does not start a process.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Defines a machine of the fake kubelet, and writes the Node, Lease and pod statuses that it reports.
 
-Pods are controlled by annotations (`RUN_SECONDS`, `TERMINATION_SECONDS`). Nothing here does I/O.
+Pods are controlled by annotations (`RUN_SECONDS`, `TERMINATION_SECONDS`). This module does no I/O.
 """
 
 import math

@@ -1,5 +1,5 @@
 """Decides over columns of integers: the reference engine's answer at half a million machines.
 
-`ColumnStore` keeps the machines, `ColumnarEngine` decides. Nothing here may mean anything that the reference engine
-does not (docs/adr/0110-columnar-engine.md).
+`ColumnStore` keeps the machines, `ColumnarEngine` decides. This package must not mean anything that the reference
+engine does not (docs/adr/0110-columnar-engine.md).
 """

@@ -2,8 +2,8 @@
 
 Named tuples, because compiled code takes them as they are. Field comments give shape and meaning; R rows, cluster by
 cluster, each cluster's in list order; N machines in id order; P places of bound machines and machines in creation,
-cluster by cluster; C clusters, S shapes, U distinct supplies, D resource dimensions, L listings, G gang classes.
-Nothing here computes anything.
+cluster by cluster; C clusters, S shapes, U distinct supplies, D resource dimensions, L listings, G gang classes. This
+module does not compute anything.
 """
 
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 An unchanged gang that today's free machines would send to another domain ends the reuse for its cluster's later rows.
 Where there is no room for it the pass is run again with the whole cluster fresh, and after a few such rounds with all
-of them. Nothing here may acquire.
+of them. This module must not acquire.
 """
 
 from collections.abc import Callable

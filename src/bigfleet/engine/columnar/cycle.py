@@ -1,7 +1,7 @@
 """Runs one decision: mark what changed, fold, lay rows out, credit, acquire, preempt, reclaim.
 
 docs/spec/aggregates.md §2. What the last decision left is used for clusters that nothing touched (docs/adr/0111); a
-cycle that is given nothing does everything, with the same steps. Nothing here may look at a machine or a row one by
+cycle that is given nothing does everything, with the same steps. This module must not look at a machine or a row one by
 one.
 """
 

@@ -2,7 +2,7 @@
 
 A need is a frozen value, so what is worked out for one object holds for as long as the object does; a table that keeps
 its rows between cycles pays for the changed ones alone. Profiles, vectors and the questions that rows put to matching
-are numbered too. Nothing here may look at machines beyond what matching asks.
+are numbered too. This module must not look at machines beyond what matching asks.
 """
 
 import math

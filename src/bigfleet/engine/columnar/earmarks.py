@@ -2,7 +2,7 @@
 
 Earmarks hide free machines from later gangs, cluster after cluster. The next decision carries the old ones out again
 beside its own (`replaying`). Where rows or classes of gangs do not correspond nothing is compared, and every open gang
-chooses among all domains. Nothing here may earmark a machine.
+chooses among all domains. This module must not earmark a machine.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Chooses a gang's domain with unbounded integers, for the rows whose coverages do not fit the kernels' (§5.3).
 
-The same question to the same function that the reference engine asks. Nothing here may claim or earmark anything.
+The same question to the same function that the reference engine asks. This module must not claim or earmark anything.
 """
 
 from collections import Counter, defaultdict

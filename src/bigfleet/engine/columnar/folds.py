@@ -1,8 +1,8 @@
 """Groups demand by cluster and folds gangs that one machine can host (docs/spec/aggregates.md §4).
 
 Folding asks per (cluster, folded profile, aggregate), not per row. Whether free machines prove a fold is one answer for
-all clusters; only where they do not are a cluster's own machines looked at. Nothing here may look at claims, prices or
-states beyond what folding asks.
+all clusters; only where they do not are a cluster's own machines looked at. This module must not look at claims, prices
+or states beyond what folding asks.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Stores state between decisions, and which clusters must be recomputed (docs/adr/0111).
 
 A cluster's credits depend on its own rows and machines, on whether free machines prove its folds, and, for gangs whose
-choice of a domain free machines have a say in, on what is free. As long as none of that changed they hold. Nothing here
-may keep what depends on other clusters' claims.
+choice of a domain free machines have a say in, on what is free. As long as none of that changed they hold. This module
+must not keep what depends on other clusters' claims.
 """
 
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 docs/spec/model.md §3, docs/spec/aggregates.md §5.2. Orders depend on the view alone: which machines a decision may not
 see is the caller's business. What changed between two views costs what it touches; where that is not known everything
-is sorted again. Nothing here may drop or prefer a machine.
+is sorted again. This module must not drop or prefer a machine.
 """
 
 import numpy as np

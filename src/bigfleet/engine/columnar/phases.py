@@ -1,7 +1,7 @@
 """Runs the steps after credit: acquisition, Phase 2 by priority, and Phase 3.
 
-docs/spec/aggregates.md §5.6 to §7. Each function turns claims into the columns of an answer. Nothing here may change a
-claim of Phase 1.
+docs/spec/aggregates.md §5.6 to §7. Each function turns claims into the columns of an answer. This module must not
+change a claim of Phase 1.
 """
 
 from typing import Final

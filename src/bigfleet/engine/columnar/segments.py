@@ -1,8 +1,8 @@
 """Maintains one segment per cluster of bound and creating machines, in the order in which rows use them.
 
 A cluster whose machines changed gets a new segment at the end of the room; the others stay where they are, and so does
-what was noted about them. Nothing here may drop or prefer a machine: docs/spec/model.md §3 and docs/spec/aggregates.md
-§5.2 give the order.
+what was noted about them. This module must not drop or prefer a machine: docs/spec/model.md §3 and
+docs/spec/aggregates.md §5.2 give the order.
 """
 
 import numpy as np

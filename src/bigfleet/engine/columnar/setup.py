@@ -1,6 +1,6 @@
 """Lays out the arrays of one decision: rows, listings, gang classes, room for the answer.
 
-Between the columns that live across calls and the kernels that run once. Nothing here may serve a row.
+Between the columns that live across calls and the kernels that run once. This module must not serve a row.
 """
 
 from typing import Final

@@ -1,6 +1,7 @@
 """Sorts rows of columns by integer keys, in the cheapest way that NumPy has for their widths.
 
-Rows come in id order, so a key of (rank, row) packed into one integer is a whole order. Nothing here may leave one out.
+Rows come in id order, so a key of (rank, row) packed into one integer is a whole order. This module must not leave one
+out.
 """
 
 import numpy as np

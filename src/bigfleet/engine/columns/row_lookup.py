@@ -3,7 +3,7 @@
 Binary search needs no extra memory, but among half a million ids its last steps miss the cache: four microseconds per
 machine. A table from id to row would take 70 bytes a machine. So rows are noted at a few places that an id's hash
 names, 12 bytes a machine, in one pass of NumPy once that has paid for itself; where several ids share their places, one
-of them is halved for. Nothing here may believe a note that it has not compared with the id.
+of them is halved for. This module must not believe a note that it has not compared with the id.
 """
 
 from array import array

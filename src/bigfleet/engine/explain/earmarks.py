@@ -1,7 +1,7 @@
 """Computes which free machines were earmarked for gangs in a finished decision (docs/spec/aggregates.md §5.3).
 
 An earmark hides a machine from the choices of later gangs and leaves no other trace in a decision, so it is worked out
-again from what each gang chose and was credited with. Nothing here chooses a domain.
+again from what each gang chose and was credited with. This module does not choose a domain.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
 """Explains one row or one machine of a decision, from the records (docs/spec/aggregates.md §8).
 
-An explanation is a value: what was taken and what nearly was, why the others were not, which domain beat which, and
-the smallest change that would have turned the choice. `explain` runs the reference with a reporter that listens for one
-row or one machine and counts instead of keeping, so that a large fleet costs no memory.
-`bigfleet.engine.explain.sentences` says it in sentences. Nothing here decides: what no record says is not explained.
+An explanation is a value: what was taken and what nearly was, why the others were not, which domain beat which, and the
+smallest change that would have turned the choice. `explain` runs the reference with a reporter that listens for one row
+or one machine and counts instead of keeping, so that a large fleet costs no memory. `bigfleet.engine.explain.sentences`
+says it in sentences. This module does not decide: what no record says is not explained.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

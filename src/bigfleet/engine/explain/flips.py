@@ -2,7 +2,7 @@
 
 A scan takes machines in order of one key, so it takes the runner-up as soon as the machine's key is behind the
 runner-up's, and takes the same machines until then. That does not hold for a strict spread, whose domains open and
-close as it goes: its choices have no flip here. Nothing here guesses: what the records do not fix has no flip.
+close as it goes: its choices have no flip here. This module does not guesse: what the records do not fix has no flip.
 """
 
 import math

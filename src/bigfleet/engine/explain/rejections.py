@@ -1,7 +1,7 @@
 """Finds why a scan rejected a machine: the first reason that applies (docs/spec/aggregates.md §8).
 
 Reads the allocations after the scan: during the scan of a row only that row claims machines, so the holdings of other
-rows have not changed. Nothing here may change the allocations or be called by a phase.
+rows have not changed. This module must not change the allocations or be called by a phase.
 """
 
 from collections.abc import Callable

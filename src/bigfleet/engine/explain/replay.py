@@ -1,8 +1,8 @@
 """Replays one row or machine of a finished decision with the reference's steps, on the machines that matter.
 
 docs/adr/0121-explain-one-row.md. The allocations are filled with what the other rows held when the row was served; then
-the reference serves the row again under an observer. That it comes to what the decision says is checked each time.
-Nothing here makes a new decision, and an answer that differs from the decision is never returned.
+the reference serves the row again under an observer. That it comes to what the decision says is checked each time. This
+module does not make a new decision, and an answer that differs from the decision is never returned.
 """
 
 from collections import Counter

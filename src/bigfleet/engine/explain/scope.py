@@ -2,8 +2,8 @@
 
 docs/adr/0121-explain-one-row.md. Of machines of one kind (equal supply, and equal place where places count) a scan
 takes the first ones and no more than the row can use, so those and one more represent their kind. An answer names only
-the first machines that a scan rejects. Everything else is only ever counted, here in columns. Nothing here takes a
-machine for a row: the reference does, in `bigfleet.engine.explain.replay`.
+the first machines that a scan rejects. Everything else is only ever counted, here in columns. This module does not take
+a machine for a row: the reference does, in `bigfleet.engine.explain.replay`.
 """
 
 from collections import Counter

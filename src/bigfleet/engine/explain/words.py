@@ -1,7 +1,7 @@
 """Words the figures of an explanation and the reasons of rejections (docs/spec/aggregates.md §8).
 
-`bigfleet.engine.explain.sentences` makes whole explanations of them. Nothing here decides, and no figure stands without
-its unit.
+`bigfleet.engine.explain.sentences` makes whole explanations of them. This module does not decide, and no figure stands
+without its unit.
 """
 
 import math

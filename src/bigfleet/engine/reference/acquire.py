@@ -1,7 +1,7 @@
 """Acquires machines for rows: the second half of Phase 1 (docs/spec/aggregates.md §5.4, §5.5).
 
 Idle machines come before Speculative ones, however cheap; within a state the cheapest comes first. A row that is
-parked, or a Same row without a domain, takes nothing. Nothing here may give a machine back or prefer a row over one
+parked, or a Same row without a domain, takes nothing. This module must not give a machine back or prefer a row over one
 that is processed earlier.
 """
 

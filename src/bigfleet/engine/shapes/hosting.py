@@ -1,6 +1,6 @@
 """Places pods on machines: how many fit, first fit in a given order, and strict topology spreads.
 
-A placement is a claim (row, shape, machine, count). Nothing here acquires or releases a machine.
+A placement is a claim (row, shape, machine, count). This module does not acquire or release a machine.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

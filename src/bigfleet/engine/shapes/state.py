@@ -1,7 +1,7 @@
 """Holds the working state of one decision: rows, pod groups, hosts and offers.
 
 Everything here lives for one call of `decide` and is thrown away with it. Quantities are integers in milli-units,
-indexed by the dimensions of the call. Nothing here chooses a machine.
+indexed by the dimensions of the call. This module does not choose a machine.
 """
 
 import math

@@ -2,8 +2,8 @@
 
 A template is code: two nested loops, one power of a large number, or one long repetition can keep a thread busy for
 hours, and a thread cannot be stopped. Jinja's sandbox bounds `range` only. A process has limits of memory and time that
-also hold inside a single operation. Workers are reused; a later rendering costs about a millisecond. Nothing here may
-wait for a rendering longer than its limit.
+also hold inside a single operation. Workers are reused; a later rendering costs about a millisecond. This module must
+not wait for a rendering longer than its limit.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Records where the pods of each gang run, so that the rest of the gang gets machines in the same domain.
 
 The scheduler puts the first pod of a gang wherever there is room, and the others must follow it (docs/spec/operator.md
-§3). Only pods with required pod affinity are recorded. Nothing here chooses a domain.
+§3). Only pods with required pod affinity are recorded. This module does not choose a domain.
 
 A pod's request outlives the pod by some seconds. Therefore the last domain of a gang is stored until a pod waits again.
 Without it, the remaining requests of a gang that ends would accept any domain, and would get machines there.

@@ -1,7 +1,7 @@
 """Defines what flows may ask of a cluster's API server, as a Protocol, and the errors that it raises.
 
 `bigfleet.operator.kubernetes.http` implements it over HTTP, the simulation in memory. Objects are typed when they are
-read (`Resource.type`) and plain JSON values when they are written. Nothing here does I/O.
+read (`Resource.type`) and plain JSON values when they are written. This module does no I/O.
 """
 
 from collections.abc import AsyncIterator, Mapping

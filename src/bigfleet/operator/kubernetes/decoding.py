@@ -1,7 +1,7 @@
 """Decodes what an API server answers: objects, lists, watch events and errors.
 
 A list or an event is decoded in one pass into structs. Only when that fails is it decoded again, piece by piece, so
-that one object that does not fit its type never hides the others. Nothing here does I/O.
+that one object that does not fit its type never hides the others. This module does no I/O.
 """
 
 from collections.abc import Mapping

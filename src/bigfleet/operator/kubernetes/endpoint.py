@@ -1,6 +1,6 @@
 """Describes where an API server is and how it is reached: address, trust, credentials, proxy.
 
-`bigfleet.operator.kubernetes.kubeconfig` makes one from a file or from inside a cluster. Nothing here does I/O.
+`bigfleet.operator.kubernetes.kubeconfig` makes one from a file or from inside a cluster. This module does no I/O.
 """
 
 import ipaddress

@@ -1,7 +1,7 @@
 """Talks to an API server over HTTP: implements KubernetesApi with aiohttp and decodes with msgspec.
 
 Every failure is an ApiError that names the request. Requests are not retried here, with one exception: a request that
-gets 401 is sent once more if the credentials have changed. Nothing here may log a header or a body.
+gets 401 is sent once more if the credentials have changed. This module must not log a header or a body.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Implements a backend without machines: every call succeeds at once, or waits until a test releases it.
 
-docs/spec/provider.md §20. Nothing here may be served as a real provider without being asked for by name.
+docs/spec/provider.md §20. This module must not be served as a real provider without being asked for by name.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Implements a fake backend that fails on request: by the slot that is created, by the cluster that is bound.
 
 docs/spec/provider.md §20. Everything that is not selected succeeds at once, as in `bigfleet.provider.backends.fake`.
-Nothing here may fail by chance.
+This module must not fail by chance.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Reads an offerings file: the slots of a provider, as a JSON array of kinds of slots with counts.
 
 docs/spec/provider.md §19. Every mistake of the file is listed, with entry and key. `bigfleet.provider.inventory.offers`
-and the core decide what follows from a mistake. Nothing here may drop an entry silently.
+and the core decide what follows from a mistake. This module must not drop an entry silently.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
 """Lists the slots on offer beside the inventory: from an offerings file, or a number of seeds.
 
 docs/spec/provider.md §12, §13, §19. A kind that shrinks loses its highest free slots; machines in use stay until their
-Delete. A kind whose entry is broken stays as it is. Nothing here may remove a record: what is no longer offered is
+Delete. A kind whose entry is broken stays as it is. This module must not remove a record: what is no longer offered is
 missing, and `bigfleet.provider.inventory.reconcile` decides about what is missing.
 """
 

@@ -1,7 +1,7 @@
 """Limits the calls to the backend by kind: how many at a time, how fast, and none while it is unhealthy.
 
 docs/spec/provider.md §15. An operation takes a place (concurrency), then passes the breaker and the token bucket; a
-retry passes the latter two again. Nothing here may hold a place for longer than the call behind it runs.
+retry passes the latter two again. This module must not hold a place for longer than the call behind it runs.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Calls the backend's code: functions in a bounded pool, coroutines on the loop, both with timeouts.
 
 docs/spec/provider.md §6, §16. A call that exceeds its time is cancelled and not awaited; a late result is passed to a
-callback. Nothing here may wait for a call beyond its time.
+callback. This module must not wait for a call beyond its time.
 """
 
 import asyncio

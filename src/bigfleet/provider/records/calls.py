@@ -1,6 +1,6 @@
 """Defines a mutating call, and validates its fields (docs/spec/provider.md §3, step 1).
 
-Nothing here may know a machine.
+This module must not know a machine.
 """
 
 from collections.abc import Mapping

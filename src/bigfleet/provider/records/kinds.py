@@ -1,6 +1,7 @@
 """Defines the four mutating calls: source state, transitional state, target state, timeout.
 
-Read `bigfleet.provider.records.lifecycle` next, which applies these edges to records. Nothing here may know a machine.
+Read `bigfleet.provider.records.lifecycle` next, which applies these edges to records. This module must not know a
+machine.
 """
 
 from enum import Enum

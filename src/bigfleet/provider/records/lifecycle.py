@@ -1,7 +1,7 @@
 """Computes the next record: acceptance, completion, failure, recovery, refreshed facts. Pure functions.
 
 docs/spec/provider.md §2, §8, §13, §14. `core`, `operation_runner`, `reconcile` and `recovery` decide when to call
-which. Nothing here may read a clock or store anything.
+which. This module must not read a clock or store anything.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Stores rejected facts with their reasons; the last good record stays (docs/spec/provider.md §9).
 
-An entry is dropped when a good fact for the same id arrives. Nothing here may touch a record.
+An entry is dropped when a good fact for the same id arrives. This module must not touch a record.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Defines the record of a machine, including the fields that readers do not see (docs/spec/provider.md §8, §9).
 
-A record is a frozen value; `bigfleet.provider.records.lifecycle` makes the next one. Nothing here may do I/O.
+A record is a frozen value; `bigfleet.provider.records.lifecycle` makes the next one. This module must not do I/O.
 """
 
 from collections.abc import Mapping

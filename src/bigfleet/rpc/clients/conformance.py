@@ -1,7 +1,7 @@
 """Calls a provider for the suite: one channel per connection; returns every status and trailing detail.
 
 docs/spec/wire.md §2, §6; docs/spec/provider.md §23. It shares no code with the shard's client, so that an error of one
-is not repeated in the other. Nothing here may judge, retry, or leave out a field.
+is not repeated in the other. This module must not judge, retry, or leave out a field.
 """
 
 from collections.abc import Iterable, Mapping

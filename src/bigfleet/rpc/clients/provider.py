@@ -1,7 +1,7 @@
 """Calls a capacity provider over gRPC: the six methods of `bigfleet.shard.ports.Provider`.
 
 docs/spec/wire.md §2, §4 and §6, docs/spec/shard.md §9.6. What a status means to the shard is said here and nowhere
-else, distinguished by code and never by text. Nothing here may retry: a repeated attempt needs a fresh token, which
+else, distinguished by code and never by text. This module must not retry: a repeated attempt needs a fresh token, which
 only the caller has.
 """
 

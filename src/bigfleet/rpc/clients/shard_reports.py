@@ -1,7 +1,7 @@
 """Sends a shard's reports: `bigfleet.v1alpha1.Coordinator/ReportShard` (docs/spec/wire.md §2, §4, §10).
 
 What a status means to the link is said here and nowhere else, distinguished by code and never by text. A channel lasts
-for one call, so that a certificate is read again and an address that has moved is found. Nothing here may retry.
+for one call, so that a certificate is read again and an address that has moved is found. This module must not retry.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Reads a shard over gRPC: every row, machine and action that `ShardRead` shows, one at a time, as messages.
 
 docs/spec/wire.md §9. Machines are read page by page and a stream as fast as its reader takes it, so no answer is ever
-in memory as a whole. Errors are worded for people here. Nothing here retries or changes a shard.
+in memory as a whole. Errors are worded for people here. This module does not retry or change a shard.
 """
 
 import socket

@@ -1,8 +1,8 @@
 """Calls etcd v3 over gRPC: ranges, transactions, one lease, one watched key.
 
 docs/spec/coordinator.md §3. It tries several endpoints in turn, first the one that answered last. A read is tried at
-each of them; a transaction at one only, because only the caller knows what a lost answer means. Nothing here knows the
-coordinator's tables.
+each of them; a transaction at one only, because only the caller knows what a lost answer means. This module does not
+know the coordinator's tables.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
 """Reads the URIs in a certificate, and when it ends, from its DER encoding, not from C strings.
 
 docs/spec/wire.md §3. gRPC reports the names of a peer as C strings, which end at a NUL byte: `bigfleet://admin` and
-anything after a NUL byte would be one name. Nothing here decides what a name may do.
+anything after a NUL byte would be one name. This module does not decide what a name may do.
 """
 
 from datetime import datetime

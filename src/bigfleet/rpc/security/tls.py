@@ -1,7 +1,7 @@
 """Loads certificates for gRPC at start and when the files change; a bad file never replaces a good one.
 
 docs/spec/wire.md §3. A server asks before each handshake, a client before each new channel; connections that stand are
-left alone. Who the peer is, `bigfleet.rpc.security.identity` decides. Nothing here may log or write down a key.
+left alone. Who the peer is, `bigfleet.rpc.security.identity` decides. This module must not log or write down a key.
 """
 
 import ipaddress

@@ -1,8 +1,8 @@
 """Serves `Coordinator`: reports of shards, changes of administrators, lists for readers.
 
 docs/spec/wire.md §4 and §10, docs/spec/coordinator.md §4. Order of checks: identity, leadership, arguments, then the
-action. A replica that does not lead names the leader in the trailing metadata. Nothing here decides which instruction a
-shard gets.
+action. A replica that does not lead names the leader in the trailing metadata. This module does not decide which
+instruction a shard gets.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine

@@ -1,6 +1,6 @@
 """Converts what a coordinator lists to messages, in the order of docs/spec/wire.md §10.
 
-Read from one term's tables and ephemeral state at one moment. Nothing here changes anything.
+Read from one term's tables and ephemeral state at one moment. This module does not change anything.
 """
 
 from collections.abc import Iterable

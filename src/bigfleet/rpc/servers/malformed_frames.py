@@ -1,6 +1,6 @@
 """Refuses sessions of peers that keep sending malformed frames.
 
-docs/spec/shard.md §4.4. A malformed frame costs as much as a valid one. Nothing here reads a frame.
+docs/spec/shard.md §4.4. A malformed frame costs as much as a valid one. This module does not read a frame.
 """
 
 #: Unreadable frames of one peer in so many seconds; after them its sessions are refused until these seconds are over.

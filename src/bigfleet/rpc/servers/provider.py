@@ -1,7 +1,7 @@
 """Serves a provider over gRPC: the six RPCs of CapacityProvider, each a translation and nothing else.
 
 docs/spec/provider.md §1, §3, §10; docs/spec/wire.md §6. List's answer is joined from the bytes that each record keeps,
-so that a large fleet is never serialized again. Nothing here decides anything.
+so that a large fleet is never serialized again. This module does not decide anything.
 """
 
 import asyncio

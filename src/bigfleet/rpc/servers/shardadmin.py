@@ -1,7 +1,7 @@
 """Serves `ShardAdmin`: the changes that an administrator makes to one shard.
 
-docs/spec/wire.md §12. Order of checks: identity, arguments, readiness, then the change. Nothing here decides what
-happens to a machine.
+docs/spec/wire.md §12. Order of checks: identity, arguments, readiness, then the change. This module does not decide
+what happens to a machine.
 """
 
 from typing import Any

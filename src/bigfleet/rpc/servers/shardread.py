@@ -1,7 +1,7 @@
 """Serves `ShardRead`: the decisions of the last cycle, the live inventory, and the newest actions.
 
 docs/spec/wire.md §9, docs/spec/shard.md §12. Readers stream from values that no cycle changes;
-`bigfleet.rpc.servers.explain` explains decisions. Nothing here changes a shard.
+`bigfleet.rpc.servers.explain` explains decisions. This module does not change a shard.
 """
 
 from bisect import bisect_right

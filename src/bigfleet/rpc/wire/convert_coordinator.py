@@ -1,8 +1,8 @@
 """Turns reports, ownership and instructions into `coordinator.proto` and back (docs/spec/wire.md §10, §2).
 
 A report that comes off the wire is checked field by field; the first fault is a MalformedMessage that names its place.
-An answer is made by a leader that shards obey, so reading one checks nothing beyond its form. Nothing here may mend a
-message or leave a part of it out.
+An answer is made by a leader that shards obey, so reading one checks nothing beyond its form. This module must not mend
+a message or leave a part of it out.
 """
 
 import math

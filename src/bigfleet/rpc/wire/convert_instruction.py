@@ -1,7 +1,7 @@
 """Turns a coordinator's instructions into `coordinator.proto` and back (docs/spec/wire.md §10).
 
 What a shard reads here comes from the leader that it obeys: unknown operators and kinds read as UNSPECIFIED and as no
-payload, for the shard to refuse. Nothing here decides what an instruction means.
+payload, for the shard to refuse. This module does not decide what an instruction means.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
 """Turns a machine and its metadata into `provider.proto`'s Machine and back (docs/spec/wire.md §6).
 
 The stamps of a bound machine cross as metadata, which `bigfleet.model.metadata` reads and writes; the shard's own
-memory (`intended_cluster`, `preempted_for`) does not cross at all. Nothing here may judge a record: a price of NaN or a
-Failed machine without a cause passes as it is, for the inventory to refuse by name.
+memory (`intended_cluster`, `preempted_for`) does not cross at all. This module must not judge a record: a price of NaN
+or a Failed machine without a cause passes as it is, for the inventory to refuse by name.
 """
 
 from collections.abc import Mapping

@@ -2,7 +2,7 @@
 
 A member that this version does not know reads as None, an unknown enum value as UNSPECIFIED. Text for people is cut to
 the bound of §2 on its way out and, from operators, on its way in; a name is never cut, because half a name is another
-one. The rows of a roll-up are the business of `bigfleet.rpc.wire.convert_need`. Nothing here may look at who sent a
+one. The rows of a roll-up are the business of `bigfleet.rpc.wire.convert_need`. This module must not look at who sent a
 frame.
 """
 

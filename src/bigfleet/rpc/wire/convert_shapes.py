@@ -1,6 +1,6 @@
 """Turns the pod shapes of a row into `capacity.proto` and back (docs/spec/wire.md §7).
 
-Shapes that did not change since the last roll-up are the same objects. Nothing here may leave a shape out.
+Shapes that did not change since the last roll-up are the same objects. This module must not leave a shape out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

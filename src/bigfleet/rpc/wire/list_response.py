@@ -2,7 +2,7 @@
 
 Most records of a large fleet are equal from List to List, and the shard recognises them by their digest
 (`bigfleet.shard.reconcile.unchanged_records`), so some hundreds of half a million are read. This needs providers that
-encode an unchanged record in the same bytes; otherwise all records are read. Nothing here interprets a record.
+encode an unchanged record in the same bytes; otherwise all records are read. This module does not interpret a record.
 """
 
 from array import array

@@ -1,8 +1,8 @@
 """Finds the entries of one repeated field of a large message, so that it is never held or read as a whole.
 
 A serialized message is the concatenation of its fields, so any run of complete fields is a message too, and a repeated
-field is the concatenation of its entries (the encoding guide of Protocol Buffers). Nothing here may read the content of
-a field.
+field is the concatenation of its entries (the encoding guide of Protocol Buffers). This module must not read the
+content of a field.
 """
 
 from array import array

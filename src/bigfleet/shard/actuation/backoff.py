@@ -1,7 +1,7 @@
 """Backs off from machines that their provider keeps rejecting, and from rows and operators that do not answer.
 
 docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a machine's back-off doubles up to a day, a row's up to ten
-minutes, and both expire. Nothing here removes a machine or a row.
+minutes, and both expire. This module does not remove a machine or a row.
 """
 
 from collections.abc import Callable, Mapping, Set

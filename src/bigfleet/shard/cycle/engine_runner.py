@@ -1,8 +1,8 @@
 """Runs the decision engine of a shard: prepares it off the event loop, and reports failed self-checks.
 
 docs/spec/shard.md §1, docs/adr/0110-columnar-engine.md. One engine serves one shard for its life, because the state
-that it keeps between cycles makes them fast. It may be called only when it is ready, and by one caller at a time.
-Nothing here reads an answer.
+that it keeps between cycles makes them fast. It may be called only when it is ready, and by one caller at a time. This
+module does not read an answer.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Passes a decision's actions through the safety limits to the action queue, and keeps their state between cycles.
 
 docs/spec/shard.md §6. The arithmetic is in `bigfleet.shard.safety_limits` and `bigfleet.shard.cycle.reclaim_delay`;
-work in proportion to the number of actions runs off the loop. Nothing here changes a decision: a later cycle decides
-again on actions that a safety limit holds back.
+work in proportion to the number of actions runs off the loop. This module does not change a decision: a later cycle
+decides again on actions that a safety limit holds back.
 """
 
 from collections.abc import Callable, Mapping, Set

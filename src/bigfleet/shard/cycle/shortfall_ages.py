@@ -1,7 +1,7 @@
 """Measures the age of shortfalls: of stalled gangs, of short rows, and of the fleet.
 
 docs/spec/shard.md §3, §7, §11.1. Pure arithmetic over a decision, so it may run off the loop. Only short rows are read.
-Nothing here decides what is done about them.
+This module does not decide what is done about them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set

@@ -1,8 +1,8 @@
 """Counts and finds machines in a snapshot's columns, with NumPy.
 
 The queries about half a million machines are here: the reclaim cap, the shown rows, the metrics, the pages of
-ListMachines. A snapshot never changes, so every function may run in any thread. Nothing here may create an object per
-machine.
+ListMachines. A snapshot never changes, so every function may run in any thread. This module must not create an object
+per machine.
 """
 
 from bisect import bisect_right

@@ -1,8 +1,8 @@
 """Counts and prices the machines of a fleet by shape, and matches shapes with demand.
 
 NumPy over all machines, Python over shapes and distinct queries only; what was read of the vocabulary stays cached
-while it grows. Hints, verdicts and the demand gauge query it, off the loop, one at a time. Nothing here may create an
-object per machine, nor decide which cluster gets one.
+while it grows. Hints, verdicts and the demand gauge query it, off the loop, one at a time. This module must not create
+an object per machine, nor decide which cluster gets one.
 """
 
 from collections.abc import Mapping

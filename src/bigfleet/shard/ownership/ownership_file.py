@@ -1,8 +1,8 @@
 """Stores what a shard owns: base, domains, moved machines, reservations, the accepted term; changes are atomic.
 
 docs/spec/shard.md §2, docs/spec/coordinator.md §9. Tables of `shard.db`, which `bigfleet.shard.ownership.state_file`
-opens. A row that cannot be read ends the start and is named. Nothing here decides what is owned, and damaged content is
-never recreated or skipped.
+opens. A row that cannot be read ends the start and is named. This module does not decide what is owned, and damaged
+content is never recreated or skipped.
 """
 
 import sqlite3

@@ -2,7 +2,7 @@
 
 docs/spec/shard.md §5.3 point 1, docs/spec/coordinator.md §9.1. It applies the rules of `bigfleet.model.ownership` to
 the shard's state. A shard without a coordinator owns everything that no other shard has bound; the check is then cheap.
-Nothing here may change what is owned.
+This module must not change what is owned.
 """
 
 from collections.abc import Callable, Iterable, Mapping

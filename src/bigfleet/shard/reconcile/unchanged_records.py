@@ -3,7 +3,7 @@
 Between two Lists a few hundred of half a million machines change. The inventory stores the digest of the last record
 that states all that is known of a machine, and deletes it with any change of the machine. So a record with a stored
 digest is unchanged and is not read. NumPy over all records, in slices; a record that is not found is read, which is
-slower and always correct. Nothing here may change a machine.
+slower and always correct. This module must not change a machine.
 """
 
 from collections.abc import Set

@@ -1,8 +1,8 @@
 """Accepts roll-ups: deduplicates by digest, validates rows, applies the quarantine, acknowledges.
 
 docs/spec/shard.md §4, steps 1 and 2, and 4 to 6. Sessions, simulation and tests all call `RollUpIntake.judge`. One
-`serve` per session empties the slot of step 3. Nothing here decides on demand, and a malformed roll-up must never
-change it.
+`serve` per session empties the slot of step 3. This module does not decide on demand, and a malformed roll-up must
+never change it.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """Reads a large roll-up off the loop, so that the loop stays responsive (docs/spec/shard.md §4).
 
-The result is offered like any other roll-up. A fault is stored and raised when the rows are requested. Nothing here
-accepts or rejects a roll-up.
+The result is offered like any other roll-up. A fault is stored and raised when the rows are requested. This module does
+not accept or reject a roll-up.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Publishes the effects of a cycle: hints, need statuses, gauges, stale clusters, missing joins.
 
 docs/spec/shard.md §10.5 to §10.7, §11.2, §14. Work that grows with the fleet or with the short rows is computed off the
-loop in `effects_of`; the loop only sends the results. Nothing here changes a decision, except that the machines of the
-join gate are passed to the next one.
+loop in `effects_of`; the loop only sends the results. This module does not change a decision, except that the machines
+of the join gate are passed to the next one.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
 """Provides readers with connected and missing operators, and since when.
 
 docs/spec/shard.md §10.7 and §12. Read from the live registry at the time of the call, on the shard's loop; one entry
-per cluster. Nothing here opens, ends or validates a session.
+per cluster. This module does not open, ends or validates a session.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """Checks liveness: what must hold within a bounded virtual time after the last fault (L1 to L8).
 
 Checked when the world has come to rest, or when its time is over. The truth is the provider's disk and the pods of the
-clusters; the shard is asked only for its verdict on them. Nothing here may help the world to converge.
+clusters; the shard is asked only for its verdict on them. This module must not help the world to converge.
 """
 
 from collections import Counter, defaultdict

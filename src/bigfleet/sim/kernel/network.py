@@ -1,8 +1,8 @@
 """Simulates the network: calls and streams with delays, resets, stalls, partitions and slow readers.
 
 A link has a direction. Messages on a link that is cut wait. A peer that is unreachable for `KEEPALIVE_SECONDS` is
-disconnected, as by a keepalive. A call that a server has accepted continues after its caller is gone. Nothing here may
-read the messages, and a stream never loses a part and delivers the rest.
+disconnected, as by a keepalive. A call that a server has accepted continues after its caller is gone. This module must
+not read the messages, and a stream never loses a part and delivers the rest.
 """
 
 import asyncio

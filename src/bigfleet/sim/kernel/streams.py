@@ -1,6 +1,6 @@
 """Derives named streams of randomness from one root seed (docs/spec/simulation.md, Randomness).
 
-Each purpose draws from a stream of its own, so that a new draw in one moves no other. Nothing here may read the
+Each purpose draws from a stream of its own, so that a new draw in one moves no other. This module must not read the
 operating system's randomness, and no stream may depend on the order in which streams are asked for.
 """
 

@@ -1,7 +1,7 @@
 """Runs the processes of an operator and of a pod controller: the real flows, as the commands wire them.
 
 A process that ends by itself is started again after a while, as a Deployment does. What it wrote to the API server
-outlives it. Nothing here may help a process further than its command does.
+outlives it. This module must not help a process further than its command does.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Runs a coordinator beside a closed world: the replica and the store of the fault world, on links that can be cut.
 
 docs/spec/coordinator.md §3, §8. The replica's process can die, and its store can be partitioned from it. What it
-learned is lost with its process, what it wrote stays. Neither may change a shard's decisions. Nothing here may reach a
-shard except through its link.
+learned is lost with its process, what it wrote stays. Neither may change a shard's decisions. This module must not
+reach a shard except through its link.
 """
 
 from collections import Counter

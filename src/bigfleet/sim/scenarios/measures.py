@@ -2,7 +2,7 @@
 
 docs/spec/simulation.md. Actions are counted from the audit log, which has a record of each mutating call; everything
 else comes from the decisions, the provider and the pods. The journal has one line a cycle and is equal for equal runs.
-Nothing here may change the world.
+This module must not change the world.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Runs closed-loop scenarios by name, for commands and tests.
 
 docs/spec/simulation.md. A scenario is a file of a folder; its name is the file's. One run is one seed on virtual time,
-and equal runs give equal journals. Nothing here knows a particular scenario.
+and equal runs give equal journals. This module does not know a particular scenario.
 """
 
 import hashlib

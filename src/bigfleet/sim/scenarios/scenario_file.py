@@ -1,7 +1,7 @@
 """Reads scenario files: what a closed world consists of, what happens in it, and what must hold (tests/cases/sim).
 
 docs/spec/simulation.md, "Closed-loop scenarios". A file is YAML; an unknown key, a value of the wrong type and a name
-that nothing carries are refused with file and place. Nothing here may run anything, or be read and then ignored.
+that nothing carries are refused with file and place. This module must not run anything, or be read and then ignored.
 """
 
 import math

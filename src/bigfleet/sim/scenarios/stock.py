@@ -1,7 +1,7 @@
 """Turns the stock and the workloads of a scenario into slots, templates and stamps.
 
 docs/spec/simulation.md. Ids are the shape's name and a number in file order, so that equal files give equal worlds.
-Nothing here may depend on anything but the scenario.
+This module must not depend on anything but the scenario.
 """
 
 from collections import Counter

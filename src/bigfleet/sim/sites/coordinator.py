@@ -2,7 +2,7 @@
 
 A shard's link reaches them through `RemoteCoordinators`, over the simulated network and in the bytes of the real wire;
 there a report may arrive twice, and an answer may come a second time. What a replica knows beyond its store dies with
-its process. Nothing here may decide anything, or reach into a shard.
+its process. This module must not decide anything, or reach into a shard.
 """
 
 import asyncio

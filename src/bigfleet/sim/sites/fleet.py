@@ -1,7 +1,7 @@
 """Runs the shards of a world with their coordinator: replicas, store, links, and zones for shards.
 
 They have a network of their own, so that a call without an answer moves no draw of the others. The administrator goes
-by the real calls, again and again until the tables say what is wanted. Nothing here may write a table or a disk.
+by the real calls, again and again until the tables say what is wanted. This module must not write a table or a disk.
 """
 
 from collections.abc import Callable

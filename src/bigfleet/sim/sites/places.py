@@ -1,7 +1,7 @@
 """Connects shards and providers to a simulated network, where their clients reach the current process.
 
-docs/spec/wire.md. The sites of the fault world and the processes of scenarios use it. Nothing here starts or ends a
-process.
+docs/spec/wire.md. The sites of the fault world and the processes of scenarios use it. This module does not start or end
+a process.
 """
 
 from typing import Final

@@ -1,4 +1,4 @@
-"""Defines the processes of a run on real control planes, in their start order. Nothing here starts a process."""
+"""Defines the processes of a run on real control planes, in their start order. This module does not start a process."""
 
 import json
 from collections.abc import Mapping

@@ -1,7 +1,8 @@
 """Represents one cluster of `bigfleet up --kubernetes`: a real control plane, its machines, its workloads.
 
 Each machine that the provider reports as Configured is a Node, simulated by the fake kubelet. The scheduler, the
-controllers, the operator and the pod controller are the real programs. Nothing here places a pod or binds a machine.
+controllers, the operator and the pod controller are the real programs. This module does not place a pod or binds a
+machine.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Runs `bigfleet up --kubernetes N`: planes, fleet, operators, workloads, a line per cluster, a summary.
 
-The workloads change all the time, as those of real clusters do. Nothing here decides about capacity.
+The workloads change all the time, as those of real clusters do. This module does not decide about capacity.
 """
 
 import asyncio

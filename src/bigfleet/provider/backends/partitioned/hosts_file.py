@@ -1,7 +1,8 @@
 """Reads the hosts file: the physical hosts, and the slots that could be offered on them.
 
 docs/spec/provider.md §22. The cluster part is an IAllocator message without a request (docs/spec/partition.md §2),
-which the caller's allocator reads. Every mistake names the file, the owner and the key. Nothing here may reserve room.
+which the caller's allocator reads. Every mistake names the file, the owner and the key. This module must not reserve
+room.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Defines what the partitioned provider needs: an allocator that chooses hosts, a driver that carves instances.
 
-docs/spec/provider.md §22. Nothing here may decide anything.
+docs/spec/provider.md §22. This module must not decide anything.
 """
 
 from collections.abc import Mapping, Sequence

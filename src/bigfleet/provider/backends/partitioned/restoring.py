@@ -1,7 +1,7 @@
 """Restores after a restart the placement of each machine, from records and the placement table.
 
 docs/spec/provider.md §12, §22. A record that names a host is authoritative; otherwise the placement table counts, if
-its row belongs to the operation of the record. Nothing here may choose a host.
+its row belongs to the operation of the record. This module must not choose a host.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Counts free capacity per offer line, summed over its hosts, and updates it on each placement.
 
 docs/spec/provider.md §22. Each host's vector is lowered where the real instance, with disks and spindles, fits less
-often. Only the changed host is counted again. Nothing here may know ids of slots.
+often. Only the changed host is counted again. This module must not know ids of slots.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Creates the hosts of `--seed-count`: equal hosts for four machines each, so that slots never overlap.
 
-docs/spec/provider.md §22. Nothing here may depend on anything but the count.
+docs/spec/provider.md §22. This module must not depend on anything but the count.
 """
 
 from typing import Any, Final

@@ -1,6 +1,6 @@
 """Drives no hosts: instances boot, join, drain and go in the times of the simulated cloud.
 
-docs/spec/provider.md §21, §22. The cloud is calm and outlives the provider. Nothing here may choose a host.
+docs/spec/provider.md §21, §22. The cloud is calm and outlives the provider. This module must not choose a host.
 """
 
 from collections.abc import Sequence

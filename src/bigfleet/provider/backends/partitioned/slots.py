@@ -1,6 +1,6 @@
 """Numbers slots: the numbers of a line that are on offer, those in use, and the lowest free one.
 
-docs/spec/provider.md §22. Nothing here may know why a slot comes or goes.
+docs/spec/provider.md §22. This module must not know why a slot comes or goes.
 """
 
 import heapq

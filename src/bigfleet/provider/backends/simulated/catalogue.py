@@ -1,6 +1,6 @@
 """Reads instance types with their shapes and prices from CSV (docs/spec/provider.md §21).
 
-A bad row ends the reading with file, line and column. Nothing here may invent a type that the file does not have.
+A bad row ends the reading with file, line and column. This module must not invent a type that the file does not have.
 """
 
 import csv

@@ -1,7 +1,7 @@
 """Generates keyed random numbers: each depends on its key, not on how many were drawn before it.
 
-docs/spec/provider.md §21. Equal seed, topic, subject and number give the equal draw in every process. Nothing here may
-keep state.
+docs/spec/provider.md §21. Equal seed, topic, subject and number give the equal draw in every process. This module must
+not keep state.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Changes the simulated world over time: prices, stockouts, interruptions of spot hosts.
 
 docs/spec/provider.md §21. Everything is a function of (seed, subject, time since the world began), so a restart changes
-nothing. Nothing here may store a draw that it could not repeat.
+nothing. This module must not store a draw that it could not repeat.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Reads the world file: what the simulated cloud consists of and how it behaves, with a default for every key.
 
 docs/spec/provider.md §21. An unknown key or a bad value is refused with its path. Durations are seconds of the world;
-`--time-scale` multiplies all of them. Nothing here may be read and then ignored.
+`--time-scale` multiplies all of them. This module must not be read and then ignored.
 """
 
 import math

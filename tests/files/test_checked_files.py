@@ -123,6 +123,17 @@ def test_a_flipped_bit_changes_nothing_or_is_refused(closed: StoredFiles, bit: i
     closed.outcome({**closed.files, name: flipped(content, bit)})
 
 
+def test_names_of_tables_that_are_no_text_are_refused(closed: StoredFiles, tmp_path: Path) -> None:
+    """One bit in the type of a value makes bytes of its text."""
+    edited = tmp_path / closed.stored.name
+    edited.write_bytes(closed.files[closed.stored.name])
+    with closing(sqlite3.connect(edited, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        changed = connection.execute("UPDATE sqlite_master SET name = CAST(name AS BLOB) WHERE name = 'meta'").rowcount
+    if changed:
+        assert closed.outcome({**closed.files, closed.stored.name: edited.read_bytes()})
+
+
 @settings(max_examples=in_proportion(25), deadline=None)
 @given(size=st.integers(0, 2**24))
 def test_a_file_that_is_cut_anywhere_is_refused(closed: StoredFiles, size: int) -> None:

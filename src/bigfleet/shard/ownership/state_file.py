@@ -239,7 +239,8 @@ def _stored(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
     """Return the rows of `meta`, which is made in a file without tables. Raises StateFileFault."""
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if tables and "meta" not in tables:
-        held = sorted(tables - {CHECKSUMS_TABLE} or tables)[0]
+        # A damaged name may be no text.
+        held = sorted(tables - {CHECKSUMS_TABLE} or tables, key=str)[0]
         raise StateFileFault(f"{path}: is not a state file of a shard, it holds {held!r}; move it away")
     connection.execute("CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT")
     return dict(connection.execute("SELECT key, value FROM meta"))

@@ -28,8 +28,9 @@ from bigfleet.demo.kubernetes.control_plane import (
     program_from,
 )
 
-#: Says on its standard error what it was called with, and fails.
-FAILS = '#!/bin/sh\necho "$1: bind: address already in use" >&2\nexit 7\n'
+#: As etcd, says so on its standard error and fails; as any other component, runs until it is killed. If all failed, the
+#: one that is seen first would be a matter of luck.
+FAILS = '#!/bin/sh\n[ "$1" = etcd ] || exec sleep 3600\necho "$1: bind: address already in use" >&2\nexit 7\n'
 #: Runs until it is killed, and serves nothing.
 HANGS = "#!/bin/sh\nexec sleep 3600\n"
 PORTS = PlanePorts(etcd=1, etcd_peer=2, api_server=3, controller_manager=4, scheduler=5)

@@ -511,6 +511,50 @@ async def test_a_pod_that_is_too_large_gets_the_event_as_well() -> None:
         assert cluster.condition("small", "Shortfall").status == "False"
 
 
+async def test_a_pod_that_is_seen_after_its_verdict_gets_the_event_then() -> None:
+    """A shard may judge a request before the scheduler has looked at its pod."""
+    async with Cluster().running() as cluster:
+        cluster.create("large", pod_uid="p", resources={"cpu": "1000"})
+        await cluster.report("large", reason=UnmetReason.REQUEST_TOO_LARGE, message="too large")
+        assert cluster.events.recorded == [("CapacityRequest", "large", "RequestTooLarge")]
+
+        cluster.pods.waits["p"] = waiting_pod(PodWait.REQUESTED)
+        for _ in range(2):
+            cluster.verdicts.waiting_changed(("ns", "large"))
+            await cluster.settle()
+
+        assert cluster.events.recorded[1:] == [("Pod", "web-0", "RequestTooLarge")]
+
+
+async def test_a_pod_whose_verdict_is_over_when_it_is_seen_gets_no_event() -> None:
+    async with Cluster().running() as cluster:
+        cluster.create("large", pod_uid="p", resources={"cpu": "1000"})
+        await cluster.report("large", reason=UnmetReason.REQUEST_TOO_LARGE, message="too large")
+        await cluster.report()
+        cluster.pods.waits["p"] = waiting_pod(PodWait.REQUESTED)
+        cluster.verdicts.waiting_changed(("ns", "large"))
+        await cluster.settle()
+
+        assert cluster.events.recorded == [("CapacityRequest", "large", "RequestTooLarge")]
+
+
+async def test_a_request_that_was_short_already_gets_an_event_when_it_is_too_large() -> None:
+    """Its row may lack other things first; that a pod can never run must not be hidden by that."""
+    async with Cluster().running() as cluster:
+        cluster.create("large", pod_uid="p", resources={"cpu": "1000"})
+        cluster.pods.waits["p"] = waiting_pod(PodWait.REQUESTED)
+        await cluster.report("large")
+        for _ in range(2):
+            await cluster.report("large", reason=UnmetReason.REQUEST_TOO_LARGE, message="too large")
+            await cluster.report("large")
+
+        assert cluster.events.recorded == [
+            ("CapacityRequest", "large", "PriorityStarved"),
+            ("CapacityRequest", "large", "RequestTooLarge"),
+            ("Pod", "web-0", "RequestTooLarge"),
+        ]
+
+
 async def test_a_pod_that_is_no_longer_asked_for_hears_why() -> None:
     async with Cluster().running() as cluster:
         cluster.create("a", pod_uid="p")

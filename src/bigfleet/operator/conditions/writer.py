@@ -17,6 +17,7 @@ from bigfleet.operator.backoff import retry_delay_seconds
 from bigfleet.operator.conditions import wording
 from bigfleet.operator.conditions.patches import ConditionChange, StatusChange, status_change
 from bigfleet.operator.conditions.verdicts import RequestVerdicts, UnschedulablePodSource, Urgency
+from bigfleet.operator.conditions.wording import ConditionValue
 from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.entries import ObjectKey, RequestEntry
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
@@ -112,8 +113,10 @@ class StatusWriter:
         self._conflicting: dict[ObjectKey, int] = {}
         #: To be put again after a while: a right may be given back. They must not occupy the workers meanwhile.
         self._forbidden: dict[ObjectKey, int] = {}
-        #: When the last Event of a request was recorded, by uid, oldest first.
-        self._reported_seconds: OrderedDict[str, float] = OrderedDict()
+        #: When the last Event of a request was recorded, oldest first, by uid and whether it was RequestTooLarge.
+        self._reported_seconds: OrderedDict[tuple[str, bool], float] = OrderedDict()
+        #: What the pods of requests are to get as an Event once the scheduler has called them unschedulable.
+        self._pod_events: dict[ObjectKey, ConditionValue] = {}
         self._logged_seconds: float | None = None
         self.failures_total = 0
 
@@ -213,12 +216,14 @@ class StatusWriter:
         stored = self._newest(key)
         if entry is None or stored is None or entry.uid != stored.metadata.uid:
             self._written.pop(key, None)
+            self._pod_events.pop(key, None)
             return False
         if entry.generation != stored.metadata.generation:
             # The entry follows the view; what was written last is of another generation.
             return False
         change = status_change(stored, self._verdicts.desired(entry), rfc3339(self._clock.unix_nanos()))
         if change is None:
+            self._report_to_pod(entry, stored)
             return False
         try:
             written = await self._api.patch(CAPACITY_REQUESTS.status, key[1], change.body, namespace=key[0])
@@ -234,6 +239,7 @@ class StatusWriter:
             seconds = self._clock.monotonic_seconds() - entry.seen_seconds
             self._listener.phase_written(change.phase, seconds)
         self._report(entry, stored, change)
+        self._report_to_pod(entry, written)
         return True
 
     def _newest(self, key: ObjectKey) -> CapacityRequestObject | None:
@@ -249,29 +255,46 @@ class StatusWriter:
     # ---- Events -------------------------------------------------------------------------------------------------
 
     def _report(self, entry: RequestEntry, stored: CapacityRequestObject, change: StatusChange) -> None:
-        """Record an Event for what turned bad, at most one per request in `EVENT_SECONDS`."""
-        bad = next((each for each in change.conditions if _turned_bad(each)), None)
-        if bad is None or not self._may_report(entry.uid):
+        """Record an Event for what turned bad, at most one per request in `EVENT_SECONDS`, and one RequestTooLarge."""
+        bad = next((each.value for each in change.conditions if _turned_bad(each)), None)
+        if bad is None or not self._may_report(entry.uid, bad.reason):
             return
-        reason, message = bad.value.reason, bad.value.message
-        self._events.record(reference_to(CAPACITY_REQUESTS, stored), EventSeverity.WARNING, reason, message)
-        pod = self._pods.get(entry.pod_uid) if self._pods is not None and entry.pod_uid else None
-        if pod is not None and reason in (wording.REQUEST_TOO_LARGE, wording.NOT_FOR_WANT_OF_CAPACITY):
-            about = ObjectReference(
-                api_version=PODS.api_version, kind=PODS.kind, name=pod.name, namespace=pod.namespace, uid=pod.uid
-            )
-            self._events.record(about, EventSeverity.WARNING, reason, message)
+        self._events.record(reference_to(CAPACITY_REQUESTS, stored), EventSeverity.WARNING, bad.reason, bad.message)
+        if entry.pod_uid and bad.reason in (wording.REQUEST_TOO_LARGE, wording.NOT_FOR_WANT_OF_CAPACITY):
+            self._pod_events[entry.key] = bad
 
-    def _may_report(self, uid: str) -> bool:
+    def _report_to_pod(self, entry: RequestEntry, stored: CapacityRequestObject) -> None:
+        """Record the Event that the pod is to get, as soon as it is unschedulable and if that still holds.
+
+        A shard may judge a request before the scheduler has looked at its pod.
+        """
+        bad = self._pod_events.get(entry.key)
+        if bad is None or self._pods is None:
+            return
+        if all(each.reason != bad.reason for each in stored.status.conditions or ()):
+            del self._pod_events[entry.key]
+            return
+        pod = self._pods.get(entry.pod_uid)
+        if pod is None:
+            return
+        del self._pod_events[entry.key]
+        about = ObjectReference(
+            api_version=PODS.api_version, kind=PODS.kind, name=pod.name, namespace=pod.namespace, uid=pod.uid
+        )
+        self._events.record(about, EventSeverity.WARNING, bad.reason, bad.message)
+
+    def _may_report(self, uid: str, reason: str) -> bool:
         now_seconds = self._clock.monotonic_seconds()
         while self._reported_seconds:
             oldest, recorded_seconds = next(iter(self._reported_seconds.items()))
             if now_seconds - recorded_seconds < EVENT_SECONDS:
                 break
             del self._reported_seconds[oldest]
-        if uid in self._reported_seconds:
+        # That a pod can never run must not be hidden by an Event about what its row lacked before.
+        key = uid, reason == wording.REQUEST_TOO_LARGE
+        if key in self._reported_seconds:
             return False
-        self._reported_seconds[uid] = now_seconds
+        self._reported_seconds[key] = now_seconds
         return True
 
 
@@ -285,7 +308,9 @@ def _turned_bad(change: ConditionChange) -> bool:
     if change.type == wording.ACCEPTED:
         return value.status == wording.FALSE and change.former_status != wording.FALSE
     if change.type == wording.SHORTFALL:
-        return value.status == wording.TRUE and change.former_status != wording.TRUE
+        is_new = change.former_status != wording.TRUE
+        is_now_too_large = value.reason == wording.REQUEST_TOO_LARGE != change.former_reason
+        return value.status == wording.TRUE and (is_new or is_now_too_large)
     return value.reason == wording.NOT_FOR_WANT_OF_CAPACITY and change.former_reason != value.reason
 
 

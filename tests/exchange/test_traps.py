@@ -217,11 +217,20 @@ def test_a_saving_below_the_threshold_is_no_reason() -> None:
     little = asked(held(1, "dear", 4, 1.00) + offers(4, "cheap", 4, 0.91, instance_type="c4"), demand)
     enough = asked(held(1, "dear", 4, 1.00) + offers(4, "cheap", 4, 0.85, instance_type="c4"), demand)
 
-    assert only(little).gate.saving_fraction == pytest.approx(0.09)
-    assert only(little).waits_for is WaitReason.SAVES_TOO_LITTLE
-    assert little.promised_usd_per_hour == 0
+    assert little.proposals == ()
     assert only(enough).waits_for is None
     assert only(enough).gate.saving_fraction == pytest.approx(0.15)
+
+
+def test_a_gang_that_saves_little_is_shown_and_waits() -> None:
+    """Its machines are compared with those on offer as a whole, at true prices."""
+    here, there = racked(held(4, "dear", 4, 1.0), "r1"), racked(offers(6, "cheap", 4, 0.91), "r2")
+
+    found = asked([*here, *there], [gang()])
+
+    assert only(found).gate.saving_fraction == pytest.approx(0.09)
+    assert only(found).waits_for is WaitReason.SAVES_TOO_LITTLE
+    assert found.promised_usd_per_hour == 0
 
 
 def test_an_interruptible_offer_is_charged_its_interruptions() -> None:

@@ -123,6 +123,8 @@ def _pace(proposal: ExchangeProposal) -> str:
             return "Not ready: proposals before it take the number of machines that may go at a time."
         case WaitReason.DOES_NOT_PACK:
             return "Not ready: the planner finds no place for all pods of the cluster on the machines afterwards."
+        case WaitReason.NO_STOCK:
+            return "Not ready: exchanges under way take the machines on offer that would come."
 
 
 def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from bigfleet.exchange.course import ACQUIRING_SECONDS_MAX, ExchangeEnd, ExchangePhase
-from bigfleet.exchange.values import BlockReason, ExchangeMode, ExclusionReason
+from bigfleet.exchange.values import (
+    BlockReason,
+    ClusterExchanges,
+    ExchangeMode,
+    ExchangeQuestion,
+    ExclusionReason,
+    WaitReason,
+)
 from bigfleet.model.frames import DrainOutcome
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -18,7 +25,7 @@ from bigfleet.shard.exchange.exchange_records import ExchangeRecord, MemoryExcha
 from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
 from bigfleet.shard.sessions.outbox import CloseReason
 from tests.shard.cycle.test_pods import pods
-from tests.shard.exchange.test_proposals import Fleet, dear, spot
+from tests.shard.exchange.test_proposals import Fleet, Workers, dear, spot
 
 S = MachineState
 
@@ -323,3 +330,62 @@ async def test_an_exchange_that_cannot_be_recorded_is_not_begun() -> None:
 
     assert fleet.only().proposals[0].waits_for is None
     assert (fleet.phase, fleet.holds()) == (None, ["c1-dear0", "c1-dear1"])
+
+
+def two_clusters_and_one_offer(**fields: Any) -> Exchanging:
+    """Return two clusters, each of which could exchange two machines for the only one on offer."""
+    fleet = Exchanging(dear(0, "c2"), dear(1, "c2"), **fields)
+    for number in (1, 2, 3):
+        del fleet.provider.records[f"spot{number}"]
+    fleet.world.connect("c2").report(pods("c2", ("500m", 12)))
+    return fleet
+
+
+def reasons(fleet: Exchanging, cluster: str) -> list[WaitReason | None]:
+    """Return what the proposals of a cluster wait for."""
+    (found,) = fleet.exchanges.found(cluster)
+    return [each.waits_for for each in found.exchanges.proposals]
+
+
+class SlowWorkers(Workers):
+    """Let cycles go on while they search for the second cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet: Exchanging | None = None
+
+    async def find_exchanges(self, question: ExchangeQuestion) -> ClusterExchanges:
+        """Return what can be exchanged, by then of machines that are no longer on offer."""
+        if question.cluster == "c2" and self.fleet is not None and self.fleet.phase is not None:
+            await self.fleet.minutes(3, looks=False)
+        return await super().find_exchanges(question)
+
+
+async def test_two_clusters_do_not_begin_for_the_same_last_machine() -> None:
+    """Both are asked about the one machine on offer in the same minute; only one begins."""
+    fleet = two_clusters_and_one_offer()
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert reasons(fleet, "c2") == [WaitReason.NO_STOCK]
+    assert fleet.world.metric("exchange_proposals", waits_for="no-stock") == 1
+
+    await fleet.minutes(40)
+    assert [(record.cluster, record.end) for record in fleet.records_of()] == [("c1", "done")]
+
+
+async def test_a_machine_that_is_no_longer_taken_is_free_for_the_other_cluster() -> None:
+    """The exchange that was to take it ended before it was acquired; nothing else changed."""
+    fleet = two_clusters_and_one_offer()
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert reasons(fleet, "c2") == [WaitReason.NO_STOCK]
+    fleet.world.shard.exchanges.abandon("c1", ExchangeEnd.PRICE_MOVED)
+    await fleet.minutes(1)
+    assert [record.cluster for record in fleet.records_of()] == ["c1", "c2"]
+
+
+async def test_a_machine_that_comes_during_a_search_is_not_promised_twice() -> None:
+    """The other cluster was asked while it was still on offer."""
+    workers = SlowWorkers()
+    fleet = workers.fleet = two_clusters_and_one_offer(workers=workers)
+    await fleet.minutes(60)
+    assert fleet.provider.records["spot0"].cluster == "c1"
+    assert [record.cluster for record in fleet.records_of()] == ["c1"]

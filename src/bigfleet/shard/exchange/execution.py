@@ -140,6 +140,14 @@ class ExchangeExecution:
         running = self._running.get(cluster)
         return None if running is None else running.course
 
+    @property
+    def missing(self) -> Counter[ClassKey]:
+        """How many machines of each class the exchanges under way still acquire."""
+        found: Counter[ClassKey] = Counter()
+        for running in self._running.values():
+            found += running.course.missing
+        return found
+
     def is_busy(self, cluster: str) -> bool:
         """Return whether no exchange of the cluster may begin: one is under way, or ended a moment ago."""
         return cluster in self._running or cluster in self._settling

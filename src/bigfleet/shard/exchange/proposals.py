@@ -8,7 +8,7 @@ at a time, and only while no composition is planned.
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.targets import ClassKey
 from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
@@ -29,6 +30,8 @@ from bigfleet.exchange.values import (
     ExchangeQuestion,
     ExchangeSettings,
     ExclusionReason,
+    WaitReason,
+    WholeCluster,
 )
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
@@ -82,6 +85,8 @@ class _Look:
     demand: list[Need]
     clusters: frozenset[str]
     blocked: Mapping[str, BlockReason]
+    #: Machines of each class on offer that exchanges take: those under way then, and those that this look begins.
+    taken: Counter[ClassKey]
     exclude: dict[str, ExclusionReason] = field(default_factory=dict)
 
 
@@ -153,7 +158,7 @@ class ExchangeProposals:
             self._found.pop(gone, None)
         for question in questions:
             await self._answer(question)
-            self._carry_out(question, [need for need in look.demand if need.cluster == question.cluster])
+            self._carry_out(question, look)
         self._export()
 
     # ---- what is asked -----------------------------------------------------------------------------------------------
@@ -183,6 +188,7 @@ class ExchangeProposals:
             demand=[need for need in decided.demand if need.cluster in chosen],
             clusters=chosen,
             blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
+            taken=shard.exchanges.missing,
         )
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
@@ -249,17 +255,21 @@ class ExchangeProposals:
         self._found[question.cluster] = FoundExchanges(question, exchanges, now_unix_nanos)
         self._audit(exchanges, before, now_unix_nanos)
 
-    def _carry_out(self, question: ExchangeQuestion, rows: Sequence[Need]) -> None:
+    def _carry_out(self, question: ExchangeQuestion, look: _Look) -> None:
         """Begin the first proposal that is ready and can be begun, where the mode says so."""
         shard, found = self._shard, self._found.get(question.cluster)
         if found is None or shard.policies.exchange_mode(question.cluster, self._mode) is not ExchangeMode.ON:
             return
-        for proposal in found.exchanges.proposals:
+        rows = [need for need in look.demand if need.cluster == question.cluster]
+        exchanges = _with_stock(found.exchanges, question.whole, look.taken)
+        self._found[question.cluster] = replace(found, exchanges=exchanges)
+        for proposal in exchanges.proposals:
             if proposal.waits_for is not None:
                 continue
             if shard.exchanges.begin(
                 proposal, cluster=question.cluster, machines=question.machines, rows=rows, settings=self._settings
             ):
+                look.taken.update(proposal.comes_by_class)
                 shard.wake()
                 return
             if not proposal.is_gang:
@@ -302,6 +312,21 @@ class ExchangeProposals:
         blocked = Counter(found.exchanges.blocked for found in self._found.values())
         for block in BlockReason:
             metrics.exchange_blocked.labels(block.value).set(blocked[block])
+
+
+def _with_stock(exchanges: ClusterExchanges, whole: WholeCluster | None, taken: Counter[ClassKey]) -> ClusterExchanges:
+    """Return the exchanges; those that are ready wait while others take what would come.
+
+    Each cluster is asked about everything on offer, and only one can have the last machine.
+    """
+
+    def waits_for(proposal: ExchangeProposal) -> WaitReason | None:
+        if proposal.waits_for not in (None, WaitReason.NO_STOCK):
+            return proposal.waits_for
+        wanted = Counter({key: count + taken[key] for key, count in proposal.comes_by_class.items()})
+        return None if whole is not None and whole.offers(wanted) else WaitReason.NO_STOCK
+
+    return replace(exchanges, proposals=tuple(replace(each, waits_for=waits_for(each)) for each in exchanges.proposals))
 
 
 def _priced(state: DecisionState) -> Iterator[Machine]:

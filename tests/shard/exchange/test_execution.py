@@ -17,7 +17,7 @@ from bigfleet.exchange.values import (
     WaitReason,
 )
 from bigfleet.model.frames import DrainOutcome
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.shard.cluster_policy import ClusterPolicies, ClusterPolicy
@@ -389,3 +389,19 @@ async def test_a_machine_that_comes_during_a_search_is_not_promised_twice() -> N
     await fleet.minutes(60)
     assert fleet.provider.records["spot0"].cluster == "c1"
     assert [record.cluster for record in fleet.records_of()] == ["c1"]
+
+
+async def test_a_machine_of_the_same_class_that_is_held_does_not_count_as_one_that_comes() -> None:
+    """The cluster has one beyond its composition: it is excess, and its pods fit nowhere else."""
+    fleet = Exchanging()
+    await fleet.minutes(2, looks=False)
+    fleet.provider.add(replace(spot(9), state=S.CONFIGURED, cluster=ClusterId("c1"), host=dear(9).host))
+    fleet.operator.drain = (DrainOutcome.WOULD_NOT_FIT, 1.0)
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert dict(fleet.only().excluded) == {ExclusionReason.WOULD_NOT_FIT: 1}
+    fleet.operator.drain = (DrainOutcome.DRAINED, 1.0)
+    await fleet.minutes(1)
+    assert fleet.holds() == ["c1-dear0", "c1-dear1", "spot0", "spot9"]
+
+    await fleet.minutes(40)
+    assert fleet.end() == "done"

@@ -213,8 +213,9 @@ class ExchangeExecution:
         if not self._put(record):
             return False
         self._count += 1
-        counts = Counter(target.counts)
-        counts.update(dict(course.comes))
+        # A machine of the class that the cluster holds beyond its composition is none that comes.
+        counts, held = Counter(target.counts), self._held_by(cluster)
+        counts.update({key: max(0, held[key] - counts[key]) + count for key, count in course.comes})
         self._running[cluster] = _Running(course, record, now, replace(target, counts=dict(counts)))
         self._note("BeginExchange", record, record.promised_usd_per_hour, " ".join(proposal_sentences(proposal)))
         _log.info("exchange.begun", exchange=record.id, cluster=cluster, machines=len(course.goes))
@@ -323,6 +324,12 @@ class ExchangeExecution:
         return any(
             self._seen(each, cluster).sighting in waits for each in {*came, *self._host.inventory.bound_to(cluster)}
         )
+
+    def _held_by(self, cluster: str) -> Counter[ClassKey]:
+        """Return how many machines of each class serve a cluster, or are bound to it and will."""
+        bound = [self._host.inventory.known(each) for each in self._host.inventory.bound_to(cluster)]
+        is_held = (Sighting.BINDING, Sighting.SERVING)
+        return Counter(class_key(each) for each in bound if self._sighting(each, cluster) in is_held)
 
     def _block_reason(self, cluster: str, running: _Running, rows: Sequence[Need]) -> ExchangeEnd | None:
         host = self._host

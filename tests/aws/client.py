@@ -57,7 +57,9 @@ class ShimClient:
 
     def live(self) -> list[Any]:
         """Return the instances that cost money."""
-        found = self.client("ec2").describe_instances()["Reservations"]
+        # After a certification there are more instances than one page has.
+        pages = self.client("ec2").get_paginator("describe_instances").paginate()
+        found = [reservation for page in pages for reservation in page["Reservations"]]
         instances = [each for reservation in found for each in reservation["Instances"]]
         return [each for each in instances if each["State"]["Name"] not in ("shutting-down", "terminated")]
 

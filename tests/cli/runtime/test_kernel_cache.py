@@ -277,6 +277,14 @@ def test_equal_sources_compile_to_equal_files(tmp_path: Path) -> None:
     assert contents[0] == contents[1] != {}
 
 
+def test_no_compiled_file_holds_an_address(own_set: Path) -> None:
+    """A function of Python that a kernel calls is named with its address: with `np.full` no two builds are equal."""
+    files = list(own_set.rglob("*.nbc"))
+
+    assert len(files) >= KERNELS
+    assert [path.name for path in files if re.search(rb" at 0x[0-9a-f]+", path.read_bytes())] == []
+
+
 def test_targets_have_keys_of_their_own() -> None:
     target = current_target()
     keys = {msgspec.structs.replace(target, **{field: "another"}).key for field in KernelTarget.__struct_fields__} | {

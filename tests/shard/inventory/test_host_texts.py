@@ -1,5 +1,7 @@
 """Packed texts of many machines come out of one piece of memory as they went in."""
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,6 +62,67 @@ def test_which_machines_have_a_reference(many: list[bytes], first: int, last: in
     column.extend(b"".join(many), np.array([len(each) for each in many], np.int64))
     expected = [bool(each) and each[0] != 0 for each in many]
     assert column.have_ref(first, last).tolist() == expected[first:last]
+
+
+#: Characters that are also the number of a reference's bytes, so that pieces of other machines look alike.
+words = st.sampled_from(["", "a", "b", "\x01", "\x01a", "a\x01b"])
+refs_and_names = st.tuples(words, words)
+oddities = st.sampled_from([("r" * 128, ""), ("é", "n"), ("", "é"), ("\ud800", ""), ("", "n" * 70_000)])
+#: What a machine has, and what it is asked for.
+compared = st.tuples(
+    st.one_of(
+        refs_and_names.map(lambda pair: pack(*pair, "")),
+        oddities.map(lambda pair: pack(*pair, "")),
+        st.just(pack("", "", "broken")),
+    ),
+    refs_and_names,
+)
+
+
+@given(st.lists(compared, max_size=8), st.lists(oddities, max_size=1), st.randoms())
+@settings(max_examples=in_proportion(400), deadline=None)
+def test_texts_of_many_machines_are_compared(
+    many: list[tuple[HostTexts, tuple[str, str]]], asked_oddities: list[tuple[str, str]], order: Random
+) -> None:
+    """Exactly while plain texts are asked for; otherwise nothing is said to be equal that is not."""
+    column = HostTextColumn()
+    pairs = [(has, pair) for has, pair in many] + [(pack(*pair, ""), pair) for pair in asked_oddities]
+    # Half of the machines are asked for what they have.
+    pairs += [(pack(*pair, ""), pair) for _has, pair in many]
+    order.shuffle(pairs)
+    for has, _pair in pairs:
+        column.append(has)
+    numbers = list(range(len(pairs)))
+    for each in (numbers, order.sample(numbers, len(numbers))):
+        asked = [pairs[number][1] for number in each]
+        said = column.are(np.array(each, np.int64), [ref for ref, _name in asked], [name for _ref, name in asked])
+        expected = [pairs[number][0] == pack(*pairs[number][1], "") for number in each]
+        if asked_oddities:
+            assert not (said & ~np.array(expected, np.bool_)).any()
+        else:
+            assert said.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("has", "asked"),
+    [
+        (pack("", "", "broken"), ("", "")),
+        (pack("", "n" * 70_000, ""), ("", "")),
+        (pack("ab", "", ""), ("a", "b")),
+        (pack("a", "", ""), ("é", "")),
+        (pack("é", "", ""), ("é", "")),
+        (pack("\ud800", "", ""), ("\ud800", "")),
+        (pack("r" * 128, "", ""), ("r" * 128, "")),
+    ],
+)
+def test_texts_that_need_a_look_are_not_said_to_be_equal(has: HostTexts, asked: tuple[str, str]) -> None:
+    """Next to a machine that has what it is asked for."""
+    column = HostTextColumn()
+    column.append(has)
+    column.append(pack("r", "n", ""))
+    said = column.are(np.arange(2), [asked[0], "r"], [asked[1], "n"])
+    assert not said[0]
+    assert column.are(np.array([1]), ["r"], ["n"]).tolist() == [True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=12))

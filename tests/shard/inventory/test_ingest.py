@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.machine import HostRef, Machine, PreemptedFor, invariant_fault
+from bigfleet.model.machine import NO_STAMP, HostRef, Machine, PreemptedFor, invariant_fault
 from bigfleet.model.states import CapacityType, MachineState, is_legal_transition
+from bigfleet.shard.inventory import packed_records
 from bigfleet.shard.inventory.ingest import Ingest
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
@@ -63,12 +64,19 @@ steps = st.one_of(
 
 
 @pytest.mark.rule("shard 5.3/3", "shard 9.1/2")
-@given(st.lists(steps, max_size=12), shown())
+@given(st.lists(steps, max_size=12), shown(), st.sampled_from([0, 4096]))
 @settings(max_examples=in_proportion(400), deadline=None)
 def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
-    story: list[tuple[str, Any]], asked: Machine
+    story: list[tuple[str, Any]], asked: Machine, unpacked_max: int
 ) -> None:
     """Whatever was observed, driven, failed and removed before; and the state of that record stays known."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_records, "UNPACKED_MAX", unpacked_max)
+        check_story(story, asked)
+
+
+def check_story(story: list[tuple[str, Any]], asked: Machine) -> None:
+    """Carry out a story, and compare after each step what is unchanged with what was applied."""
     inventory = Inventory()
     ingest = Ingest(
         inventory=inventory,
@@ -96,7 +104,8 @@ def test_a_record_is_unchanged_when_it_equals_the_last_applied_one(
 
         known = inventory.get("m")
         assert ingest.applied_state(MachineId("m")) == (applied.state if applied is not None else None)
-        for record in (asked, *([applied] if applied is not None else [])):
+        seen = [] if known is None else [replace(known, **NO_STAMP._asdict())]
+        for record in (asked, *seen, *([applied] if applied is not None else [])):
             expected = (
                 known is not None
                 and applied == record
@@ -133,11 +142,16 @@ async def test_a_machine_that_nobody_holds_is_kept_without_a_binding() -> None:
         {"node_name": "n1"},
         {"last_error": "broken"},
         {"cluster": ClusterId("c1")},
+        {"state": S.DELETING},
     ],
     ids=lambda changes: next(iter(changes)),
 )
-async def test_of_many_records_those_that_say_anything_new_are_found(changes: dict[str, Any]) -> None:
-    """Equal ones are none of them, whether or not their parts are the same objects."""
+@pytest.mark.parametrize("unpacked_max", [0, 4096])
+async def test_of_many_records_those_that_say_anything_new_are_found(
+    changes: dict[str, Any], unpacked_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal ones are none of them, whether or not their parts are the same objects, packed or not."""
+    monkeypatch.setattr(packed_records, "UNPACKED_MAX", unpacked_max)
     world = World()
     for name in ("l", "m", "n"):
         world.shard.ingest.observe(ListedMachine(machine(name, S.IDLE, labels={"rack": "r1"}), {}))
@@ -147,6 +161,18 @@ async def test_of_many_records_those_that_say_anything_new_are_found(changes: di
     ]
 
     assert world.shard.ingest.changed(records) == {MachineId("m"), MachineId("o")}
+
+
+async def test_a_record_like_our_view_is_new_when_the_last_one_said_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A free machine that its provider showed with a cluster is shown without one."""
+    monkeypatch.setattr(packed_records, "UNPACKED_MAX", 0)
+    world = World()
+    world.shard.ingest.observe(ListedMachine(machine("m", S.IDLE, cluster=ClusterId("c1")), {}))
+
+    assert world.machine("m") == machine("m", S.IDLE)
+    assert world.shard.ingest.changed([ListedMachine(machine("m", S.IDLE), {})]) == {MachineId("m")}
 
 
 @pytest.mark.parametrize("state", [S.CONFIGURED, S.DRAINING, S.FAILED])

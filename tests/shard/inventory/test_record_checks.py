@@ -13,6 +13,7 @@ from bigfleet.rpc.wire.convert_machine import machine_to_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.inventory.ingest import REJECTIONS_LOGGED_MAX
+from bigfleet.shard.inventory.machine_record import FACTS_OF, Facts, InventoryRecord, binding_of
 from bigfleet.shard.inventory.record_checks import LABELS_MAX, RESOURCE_NAMES_MAX, TEXT_BYTES_MAX, record_fault
 from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.reconcile.new_machines import NEW_MIN
@@ -22,6 +23,8 @@ from tests.shard.world import ScriptedProvider, World, machine
 S = MachineState
 SOUND = machine("m0", S.IDLE)
 LONG = "x" * (TEXT_BYTES_MAX + 1)
+#: The fewest characters that have too many bytes.
+WIDE = "\U0001f600" * (TEXT_BYTES_MAX // 4 + 1)
 
 HOSTILE: dict[str, dict[str, Any]] = {
     "no id": {"id": ""},
@@ -42,6 +45,8 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "provider": {"host": HostRef("p\n", "r")},
     "reference": {"host": HostRef("p", LONG)},
     "node": {"node_name": LONG},
+    "bytes of a reference": {"host": HostRef("p", WIDE)},
+    "bytes of a node": {"node_name": WIDE},
     "cluster": {"cluster": ClusterId("a b"), "state": S.CONFIGURED},
 }
 
@@ -53,6 +58,16 @@ def test_a_record_outside_of_the_limits_has_a_fault_of_bounded_length(case: str)
     assert fault is not None
     assert len(fault[1]) < 200
     assert record_fault(ListedMachine(SOUND, {})) is None
+
+
+@pytest.mark.parametrize("case", [case for case, facts in HOSTILE.items() if "id" not in facts])
+def test_a_record_outside_of_the_limits_is_rejected_also_after_a_good_one(case: str) -> None:
+    """The good one has every part that the hostile one does not change, the same objects."""
+    known = InventoryRecord(Facts(*FACTS_OF(SOUND)), binding_of(SOUND), SOUND.host.ref, SOUND.node_name, "")
+    hostile = ListedMachine(replace(SOUND, **HOSTILE[case]), {})
+
+    assert record_fault(hostile, known) == record_fault(hostile)
+    assert record_fault(ListedMachine(replace(SOUND, price_usd_per_hour=2.0), {}), known) is None
 
 
 def hostile_records() -> list[Machine]:

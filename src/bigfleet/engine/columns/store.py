@@ -419,7 +419,8 @@ class ColumnStore:
 
     def row(self, machine_id: MachineId) -> int | None:
         """Return the machine's row in the present layout, None when it has none."""
-        self._settle_added()
+        if self._added:
+            self._settle_added()
         return self._finder.row(machine_id)
 
     def snapshot(self, source: Snapshot | None = None) -> ColumnSnapshot:

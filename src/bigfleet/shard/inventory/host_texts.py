@@ -5,6 +5,8 @@ they take 150 bytes a machine, packed 80, and one behind the other in one piece 
 """
 
 from array import array
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -133,6 +135,30 @@ class HostTextColumn:
         has_ref = sizes > 0
         has_ref[has_ref] = np.frombuffer(self._content, np.uint8)[starts[has_ref]] != 0
         return has_ref
+
+    def are(self, numbers: npt.NDArray[np.int64], refs: Sequence[str], names: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Return for each of some machines whether it has this host reference, this node name and no last error.
+
+        False also where it is not known without a look at the machine itself.
+        """
+        if max(map(len, refs), default=0) > REF_BYTES_MAX:
+            return np.zeros(len(numbers), np.bool_)
+        wanted = [f"{chr(len(ref))}{ref}{name}" if ref or name else "" for ref, name in zip(refs, names, strict=True)]
+        starts, sizes = self._places(numbers)
+        same: npt.NDArray[np.bool_] = np.fromiter(map(len, wanted), np.int64, len(wanted)) == sizes
+        if self._others:
+            # They take no bytes either.
+            same &= np.array([number not in self._others for number in numbers.tolist()], np.bool_)
+        if not same.all():
+            starts, sizes, wanted = starts[same], sizes[same], list(compress(wanted, same.tolist()))
+        text = "".join(wanted)
+        if not text.isascii():
+            return np.zeros(len(numbers), np.bool_)
+        expected, packed = text.encode(), gathered(np.frombuffer(self._content, np.uint8), starts, sizes)
+        if expected != packed:
+            others = np.flatnonzero(np.frombuffer(expected, np.uint8) != np.frombuffer(packed, np.uint8))
+            same[np.flatnonzero(same)[np.searchsorted(np.cumsum(sizes), others, side="right")]] = False
+        return same
 
     def _places(self, numbers: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return where the texts of some numbers begin, and how many bytes they have."""

@@ -6,9 +6,10 @@ machine is on its way or bound, and end together with the cluster when it is obs
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import compress
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -174,9 +175,17 @@ class Ingest:
         applied_error = known.last_error if applied is None else applied.last_error
         return applied_error == shown.last_error and known.declares(shown)
 
-    def changed(self, records: Iterable[ListedMachine]) -> set[MachineId]:
-        """Return the machines of all and only the records that are not unchanged, each judged as if it came first."""
-        return {record.machine.id for record in records if not self.is_unchanged(record)}
+    def changed(self, records: Sequence[ListedMachine]) -> set[MachineId]:
+        """Return the machines of all and only the records that are not unchanged, each judged as if it came first.
+
+        Most records of a full List are unchanged, and are compared many at once; the others one by one.
+        """
+        machines = [machine for machine, _metadata in records]
+        equal = self._inventory.equal(machines)
+        if self._applied:
+            equal &= np.array([machine.id not in self._applied for machine in machines], np.bool_)
+        left = compress(records, (~equal).tolist())
+        return {record.machine.id for record in left if not self.is_unchanged(record)}
 
     def is_as_reported(self, machine_id: MachineId) -> bool:
         """Say whether our view of a known machine is what the last applied record reported of it."""
@@ -215,13 +224,13 @@ class Ingest:
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
         try:
-            fault = record_fault(record)
+            fault = record_fault(record, known)
             if fault is not None:
                 raise InventoryRefusal(*fault)
             if known is None:
                 self._inventory.insert(observed, now_seconds=seconds, now_unix_nanos=unix_nanos)
             else:
-                self._inventory.observe(observed, now_seconds=seconds, now_unix_nanos=unix_nanos, binding=binding)
+                self._inventory.replace(observed, known, seconds, unix_nanos, binding)
         except InventoryRefusal as refusal:
             self._reject(machine_id, refusal, seconds)
             return False

@@ -82,6 +82,13 @@ class Inventory:
         """Say of each of many machines whether it is not known."""
         return self._machines.lacking(ids)
 
+    def equal(self, machines: Sequence[Machine]) -> npt.NDArray[np.bool_]:
+        """Return for each of many machines whether it is known like this, but for stamps.
+
+        False also where it is not known without a look at `record_of` the machine.
+        """
+        return self._machines.equal(machines)
+
     @property
     def insertions(self) -> int:
         """How many machines were added since the start; the same number twice means that none came between."""
@@ -140,7 +147,7 @@ class Inventory:
         """Add a machine. Raises InventoryRefusal when the id exists or the record breaks the invariant."""
         if machine.id in self._machines:
             raise InventoryRefusal("exists", f"{machine.id}: a machine with this id exists already")
-        self._replace(machine, None, now_seconds, now_unix_nanos)
+        self.replace(machine, None, now_seconds, now_unix_nanos)
 
     def apply(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> InventoryRecord:
         """Replace a machine by a driven transition or an update, and return the record before.
@@ -152,19 +159,16 @@ class Inventory:
             raise InventoryRefusal(
                 "transition", f"{machine.id}: {before.state.label} to {machine.state.label} is no legal transition"
             )
-        self._replace(machine, before, now_seconds, now_unix_nanos)
+        self.replace(machine, before, now_seconds, now_unix_nanos)
         return before
 
-    def observe(
-        self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0, binding: Binding | None = None
-    ) -> InventoryRecord:
+    def observe(self, machine: Machine, *, now_seconds: float, now_unix_nanos: int = 0) -> InventoryRecord:
         """Replace a machine by what its provider reports, whatever the table says, and return the record before.
 
-        `binding` holds its stamps when they are not those of the machine; state and cluster are the same in both.
         Raises InventoryRefusal when it is unknown or the invariant is broken.
         """
         before = self._known(machine.id)
-        self._replace(machine, before, now_seconds, now_unix_nanos, binding)
+        self.replace(machine, before, now_seconds, now_unix_nanos)
         return before
 
     def remove(self, machine_id: str) -> InventoryRecord:
@@ -279,7 +283,7 @@ class Inventory:
             raise InventoryRefusal("unknown", f"{machine_id}: no machine with this id is known")
         return record
 
-    def _replace(
+    def replace(
         self,
         machine: Machine,
         before: InventoryRecord | None,
@@ -287,6 +291,11 @@ class Inventory:
         now_unix_nanos: int,
         binding: Binding | None = None,
     ) -> None:
+        """Store a machine in place of the record that the caller has just read of it; None for a new machine.
+
+        `binding` holds its stamps when they are not those of the machine; state and cluster are the same in both.
+        Raises InventoryRefusal when the invariant is broken.
+        """
         fault = invariant_fault(machine)
         if fault is not None:
             raise InventoryRefusal(fault[0].value, f"{machine.id}: {fault[1]}")

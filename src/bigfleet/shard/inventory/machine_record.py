@@ -198,9 +198,8 @@ class Keeper:
         self, machine: Machine, binding: Binding, idle_since_seconds: float, vocabulary: Vocabulary
     ) -> tuple[InventoryRecord, Numbers]:
         """Return what to keep of a machine whose state, cluster and stamps are those of `binding`, and its numbers."""
-        bound = self.binding(binding, vocabulary)
+        binding, state, cluster, stamp = self.binding(binding, vocabulary)
         facts, shape, offer = self.facts(machine, vocabulary)
-        binding, state, cluster, stamp = bound
         return (
             InventoryRecord(facts, binding, machine.host.ref, machine.node_name, machine.last_error),
             (state, cluster, shape, offer, stamp, idle_since_seconds),
@@ -208,7 +207,8 @@ class Keeper:
 
     def facts(self, machine: Machine, vocabulary: Vocabulary) -> NumberedFacts:
         """Return the facts of a machine in numbers of the vocabulary."""
-        self._use(vocabulary)
+        if vocabulary is not self._vocabulary:
+            self._use(vocabulary)
         key = (
             machine.host.provider,
             machine.instance_type,
@@ -224,14 +224,14 @@ class Keeper:
 
     def binding(self, binding: Binding, vocabulary: Vocabulary) -> NumberedBinding:
         """Return a binding in numbers of the vocabulary; equal ones are one object."""
-        self._use(vocabulary)
+        if vocabulary is not self._vocabulary:
+            self._use(vocabulary)
         return self._made_here.get(id(binding)) or self._bindings.get(binding) or self._numbered_binding(binding)
 
     def _use(self, vocabulary: Vocabulary) -> None:
-        if vocabulary is not self._vocabulary:
-            self._vocabulary = vocabulary
-            self._facts.clear()
-            self._forget_bindings()
+        self._vocabulary = vocabulary
+        self._facts.clear()
+        self._forget_bindings()
 
     def _numbered_binding(self, binding: Binding) -> NumberedBinding:
         state, cluster, stamp = binding
@@ -247,7 +247,7 @@ class Keeper:
         self._made_here.clear()
 
     def _numbered_facts(self, key: tuple[object, ...], machine: Machine) -> NumberedFacts:
-        facts = Facts(*_FACTS(machine))
+        facts = Facts(*FACTS_OF(machine))
         vocabulary = self._vocabulary
         if len(self._facts) >= SHARED_MAX:
             self._facts.clear()
@@ -261,4 +261,5 @@ def binding_of(machine: Machine) -> Binding:
     return Binding(machine.state, machine.cluster, machine.stamp)
 
 
-_FACTS = attrgetter("host.provider", *Facts._fields[1:])
+#: The fields of a machine that are facts, in their order.
+FACTS_OF: Final = attrgetter("host.provider", *Facts._fields[1:])

@@ -7,20 +7,29 @@ Records that were changed lately are in a small dictionary and are packed togeth
 
 from array import array
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Final
+from itertools import chain, compress
+from operator import attrgetter, eq
+from typing import Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.model.validation import ensure
 from bigfleet.shard.inventory.host_texts import NO_TEXTS, HostTextColumn, PickedTexts, pack, unpack
-from bigfleet.shard.inventory.machine_record import Binding, Facts, InventoryRecord
+from bigfleet.shard.inventory.machine_record import FACTS_OF, Binding, Facts, InventoryRecord
 
 #: Records that wait to be packed; one more and all are, a few milliseconds of work.
 UNPACKED_MAX: Final = 4096
 _EMPTY: Final = -1
 _SLOTS_MIN: Final = 64
+#: So few machines are looked up one by one.
+_ONE_BY_ONE_MAX: Final = 16
+_LAST_ERROR: Final = attrgetter("last_error")
+
+Places = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
 
 
 class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
@@ -51,10 +60,9 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         return self._packed + len(self._unpacked)
 
     def __iter__(self) -> Iterator[MachineId]:
-        for machine_id, facts in zip(self._ids, self._facts, strict=True):
-            if machine_id is not None and facts is not None:
-                yield machine_id
-        yield from self._unpacked
+        # A place with facts has a machine.
+        packed = compress(cast(list[MachineId], self._ids), self._facts)
+        return chain(packed, self._unpacked)
 
     def __contains__(self, machine_id: object) -> bool:
         if machine_id in self._unpacked:
@@ -62,17 +70,52 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
         place = self._place(machine_id)
         return place >= 0 and self._facts[place] is not None
 
-    def lacking(self, ids: Sequence[MachineId]) -> npt.NDArray[np.bool_]:
+    def lacking(self, ids: Sequence[MachineId]) -> Mask:
         """Return for each of many machines whether it has no record."""
         table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
         slots = np.array(list(map(hash, ids)), np.int64) & np.int64(len(table) - 1)
-        lacks: npt.NDArray[np.bool_] = table[slots] == _EMPTY
+        lacks: Mask = table[slots] == _EMPTY
         for each in np.flatnonzero(~lacks).tolist():
             lacks[each] = ids[each] not in self
         if self._unpacked:
             for each in [each for each, machine_id in enumerate(ids) if machine_id in self._unpacked]:
                 lacks[each] = False
         return lacks
+
+    def equal(self, machines: Sequence[Machine]) -> Mask:
+        """Return for each of many machines whether its record says the same of it, but for stamps.
+
+        False also where it is not known without a look at the record itself. Fastest in the order in which they came.
+        """
+        places = self._places([machine.id for machine in machines])
+        numbers = np.flatnonzero(places >= 0)
+        for has_equal in (self._have_facts, self._have_bindings, self._have_texts):
+            asked = machines if len(numbers) == len(machines) else [machines[number] for number in numbers.tolist()]
+            numbers = numbers[has_equal(places[numbers], asked)]
+        equal = np.zeros(len(machines), np.bool_)
+        equal[numbers] = True
+        return equal
+
+    def _have_facts(self, places: Places, machines: Sequence[Machine]) -> Mask:
+        facts = map(self._facts.__getitem__, places.tolist())
+        # Most maps and texts are one object in both, so that they are not compared.
+        return np.fromiter(map(eq, facts, map(FACTS_OF, machines)), np.bool_, len(machines))
+
+    def _have_bindings(self, places: Places, machines: Sequence[Machine]) -> Mask:
+        # A place with facts has a binding.
+        bindings = map(cast(list[Binding], self._bindings).__getitem__, places.tolist())
+        same = [
+            state is machine.state and cluster == machine.cluster
+            for machine, (state, cluster, _stamp) in zip(machines, bindings, strict=True)
+        ]
+        return np.array(same, np.bool_)
+
+    def _have_texts(self, places: Places, machines: Sequence[Machine]) -> Mask:
+        refs, names = [machine.host.ref for machine in machines], [machine.node_name for machine in machines]
+        has_texts = self._texts.are(places, refs, names)
+        if any(map(_LAST_ERROR, machines)):
+            has_texts &= np.array([not machine.last_error for machine in machines], np.bool_)
+        return has_texts
 
     def __getitem__(self, machine_id: MachineId) -> InventoryRecord:
         record = self.find(machine_id)
@@ -180,6 +223,30 @@ class PackedRecords(MutableMapping[MachineId, InventoryRecord]):
                 return place
             slot = (slot + 1) & last
         return _EMPTY
+
+    def _places(self, ids: Sequence[MachineId]) -> Places:
+        """Return the places of many machines, -1 for those that have none."""
+        held, found = self._ids, np.full(len(ids), _EMPTY, np.int64)
+        if ids:
+            # Most Lists have one order.
+            first = max(0, self._place(ids[0]))
+            is_next = list(map(eq, held[first : first + len(ids)], ids))
+            found[: len(is_next)] = np.where(is_next, np.arange(first, first + len(is_next)), _EMPTY)
+        left = np.flatnonzero(found == _EMPTY)
+        table: npt.NDArray[np.int32] = np.frombuffer(self._slots, np.int32)
+        last = np.int64(len(table) - 1)
+        slots = np.array([hash(ids[number]) for number in left.tolist()], np.int64) & last
+        while len(left) > _ONE_BY_ONE_MAX:
+            places = table[slots]
+            is_taken = places != _EMPTY
+            left, slots, places = left[is_taken], slots[is_taken], places[is_taken]
+            here, wanted = map(held.__getitem__, places.tolist()), map(ids.__getitem__, left.tolist())
+            is_found = np.fromiter(map(eq, here, wanted), np.bool_, len(left))
+            found[left[is_found]] = places[is_found]
+            left, slots = left[~is_found], (slots[~is_found] + 1) & last
+        for number in left.tolist():
+            found[number] = self._place(ids[number])
+        return found
 
     def _give_slot(self, place: int) -> None:
         self._slots_used += 1

@@ -10,6 +10,7 @@ from typing import Final
 
 from bigfleet.model.ids import control_character_in, identifier_fault
 from bigfleet.model.machine import InvariantFault, Machine
+from bigfleet.shard.inventory.machine_record import Facts, InventoryRecord
 from bigfleet.shard.ports import ListedMachine, OversizedRecord
 
 #: Bytes of one record; of a larger one only the id is read.
@@ -18,29 +19,44 @@ TEXT_BYTES_MAX: Final = 1_024
 RESOURCE_NAMES_MAX: Final = 32
 LABELS_MAX: Final = 256
 
+#: No text of so many characters has more bytes than `TEXT_BYTES_MAX`.
+_SURELY_SHORT: Final = TEXT_BYTES_MAX // 4
+
 #: The reason of a rejection for a size, a text or a count.
 LIMITS: Final = "limits"
 
 
-def record_fault(record: ListedMachine) -> tuple[str, str] | None:
-    """Return why a record is rejected, as a metric label and a sentence; None for a sound one."""
+def record_fault(record: ListedMachine, known: InventoryRecord | None = None) -> tuple[str, str] | None:
+    """Return why a record is rejected, as a metric label and a sentence; None for a sound one.
+
+    `known` is what the last good record of the same machine said, None where there is none: what is the same object in
+    both is not looked at again.
+    """
     machine = record.machine
-    fault = identifier_fault(machine.id)
+    fault = identifier_fault(machine.id) if known is None else None
     if fault is not None:
         return LIMITS, f"id {fault}"
     if isinstance(record, OversizedRecord):
         return LIMITS, f"the record has {record.size_bytes:,} bytes, at most {RECORD_BYTES_MAX:,} are allowed"
-    for name, text in (("host.ref", machine.host.ref), ("node_name", machine.node_name)):
-        if _bytes(text) > TEXT_BYTES_MAX:
-            return LIMITS, f"{name} {_too_long(text)}"
+    ref, node_name = machine.host.ref, machine.node_name
+    # Bytes are counted where there may be too many of them.
+    if len(ref) > _SURELY_SHORT and _bytes(ref) > TEXT_BYTES_MAX:
+        return LIMITS, f"host.ref {_too_long(ref)}"
+    if len(node_name) > _SURELY_SHORT and _bytes(node_name) > TEXT_BYTES_MAX:
+        return LIMITS, f"node_name {_too_long(node_name)}"
     fault = cluster_fault(machine.cluster)
-    return (LIMITS, fault) if fault is not None else facts_fault(machine)
+    if fault is not None:
+        return LIMITS, fault
+    return facts_fault(machine, None if known is None else known.facts)
 
 
-def facts_fault(machine: Machine) -> tuple[str, str] | None:
+def facts_fault(machine: Machine, accepted: Facts | None = None) -> tuple[str, str] | None:
     """Return why the facts of a record are rejected: what many machines have alike."""
     if math.isinf(machine.price_usd_per_hour):
         return InvariantFault.PRICE.value, "price_per_hour is not finite"
+    # Conversion shares maps, and a change of a price has the maps and texts of the record before.
+    if accepted is not None and _are_accepted(machine, accepted):
+        return None
     for name, quantities in (("resources", machine.resources), ("allocatable", machine.allocatable)):
         if len(quantities) > RESOURCE_NAMES_MAX:
             return LIMITS, f"{name} has {len(quantities)} names, at most {RESOURCE_NAMES_MAX} are allowed"
@@ -52,6 +68,18 @@ def facts_fault(machine: Machine) -> tuple[str, str] | None:
         texts += texts_by_name.values()
     fault = _texts_fault(texts)
     return (LIMITS, fault) if fault is not None else None
+
+
+def _are_accepted(machine: Machine, accepted: Facts) -> bool:
+    """Return whether all maps and texts of a machine are those of accepted facts."""
+    return (
+        machine.labels is accepted.labels
+        and machine.allocatable is accepted.allocatable
+        and machine.resources is accepted.resources
+        and machine.instance_type == accepted.instance_type
+        and machine.zone == accepted.zone
+        and machine.host.provider == accepted.host_provider
+    )
 
 
 def cluster_fault(cluster: str) -> str | None:

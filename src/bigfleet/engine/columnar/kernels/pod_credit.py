@@ -46,7 +46,8 @@ def number_kinds(rows, owners, cluster_of, state, shape, offer, stamp, order_of_
     """
     shapes, offers, keeps = sizes[0], sizes[1], sizes[2]
     bits = 10
-    keys, numbers = np.empty(1 << bits, np.int64), np.full(1 << bits, -1, np.int32)
+    keys, numbers = np.empty(1 << bits, np.int64), np.empty(1 << bits, np.int32)
+    numbers[:] = _NONE
     found = np.empty(1 << bits, np.int64)
     count = 0
     for place in range(len(rows)):
@@ -70,7 +71,8 @@ def number_kinds(rows, owners, cluster_of, state, shape, offer, stamp, order_of_
             # The table and the list double, and all keys get new places.
             bits += 1
             old_keys, old_numbers, old_found = keys, numbers, found
-            keys, numbers = np.empty(1 << bits, np.int64), np.full(1 << bits, -1, np.int32)
+            keys, numbers = np.empty(1 << bits, np.int64), np.empty(1 << bits, np.int32)
+            numbers[:] = _NONE
             found = np.empty(1 << bits, np.int64)
             found[:count] = old_found[:count]
             for old in range(len(old_keys)):

@@ -125,6 +125,10 @@ def _pace(proposal: ExchangeProposal) -> str:
             return "Not ready: the planner finds no place for all pods of the cluster on the machines afterwards."
         case WaitReason.NO_STOCK:
             return "Not ready: exchanges under way take the machines on offer that would come."
+        case WaitReason.FORECAST:
+            return "Not ready: the operator is asked whether the pods of what goes would fit on the other nodes."
+        case WaitReason.WOULD_NOT_FIT:
+            return "Not ready: the pods of what goes would not fit on the other nodes; the shard's log names the first."
 
 
 def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:

@@ -55,6 +55,10 @@ class WaitReason(Enum):
     DOES_NOT_PACK = "does-not-pack"
     #: Exchanges under way, of other clusters too, take what is on offer.
     NO_STOCK = "no-stock"
+    #: The operator is asked whether the pods of what goes would find a place.
+    FORECAST = "forecast"
+    #: The operator said that they would not.
+    WOULD_NOT_FIT = "would-not-fit"
 
 
 class BlockReason(Enum):

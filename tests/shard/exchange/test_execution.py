@@ -254,6 +254,23 @@ async def test_a_node_whose_pods_fit_nowhere_else_ends_it() -> None:
     assert fleet.drained() == []
 
 
+async def test_what_came_leaves_again_when_what_goes_cannot_leave() -> None:
+    """Both sets are paid for until then; without that the cluster would ask for the dear machine again and again."""
+    fleet = Exchanging()
+    fleet.operator.report(pods("c1", ("500m", 8)))
+    await fleet.minutes(15)
+    (stays,) = fleet.holds()
+    fleet.operator.refuses = {stays}
+    await fleet.until(ExchangePhase.DRAINING)
+    await fleet.minutes(13)
+    assert fleet.end() == "would-not-fit"
+    assert fleet.holds() == [stays, "spot0"]
+
+    await fleet.minutes(30)
+    assert fleet.holds() == [stays]
+    assert fleet.world.outcomes().count(("Reclaim", stays, "would_not_fit")) == 1
+
+
 async def test_an_operator_that_goes_away_ends_it() -> None:
     """Nobody would evict the pods under their budgets."""
     fleet = Exchanging()

@@ -39,6 +39,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.exchange.forecasts import DrainForecasts, ForecastState
 from bigfleet.shard.metrics import EXCHANGE_WAITS
 from bigfleet.shard.status.views import DecidedOn
 
@@ -50,6 +51,9 @@ CLUSTERS_MAX: Final = 100
 MACHINES_MAX: Final = 20_000
 #: A search begins when the planner's workers have nothing to do; it is looked for so often.
 _WORKERS_SECONDS: Final = 1.0
+
+#: Reasons to wait that are found again at each look.
+_ASKED_AGAIN: Final = (WaitReason.NO_STOCK, WaitReason.FORECAST, WaitReason.WOULD_NOT_FIT)
 
 _log = structlog.get_logger("bigfleet.shard.exchange.proposals")
 
@@ -110,6 +114,13 @@ class ExchangeProposals:
         self._history = PriceHistory()
         #: By cluster.
         self._found: dict[str, FoundExchanges] = {}
+        self._forecasts = DrainForecasts(
+            sessions=shard.sessions, clock=clock, metrics=shard.metrics, on_answer=self._answered
+        )
+        #: By cluster of which a question is open: the demand that its proposals were made for.
+        self._asked: dict[str, list[Need]] = {}
+        #: Of the last look, with what answers have begun since.
+        self._taken: Counter[ClassKey] = Counter()
         #: When each cluster was last looked at, as a number of looks.
         self._seen: dict[str, int] = {}
         self._looks = 0
@@ -158,7 +169,8 @@ class ExchangeProposals:
             self._found.pop(gone, None)
         for question in questions:
             await self._answer(question)
-            self._carry_out(question, look)
+            rows = [need for need in look.demand if need.cluster == question.cluster]
+            self._carry_out(question, rows, look.taken)
         self._export()
 
     # ---- what is asked -----------------------------------------------------------------------------------------------
@@ -179,6 +191,8 @@ class ExchangeProposals:
         self._seen = {name: self._seen.get(name, 0) for name in wanted}
         for gone in self._found.keys() - self._seen.keys():
             del self._found[gone]
+            self._asked.pop(gone, None)
+            self._forecasts.forget(gone)
         chosen = self._chosen(wanted)
         if not chosen:
             return None
@@ -190,9 +204,11 @@ class ExchangeProposals:
             blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
             taken=shard.exchanges.missing,
         )
+        self._taken = look.taken
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
-        look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
+        refused = shard.fit_holds.held() | self._forecasts.refused()
+        look.exclude |= dict.fromkeys(refused, ExclusionReason.WOULD_NOT_FIT)
         cooling = shard.exchanges.cooling(self._settings.cooling_seconds)
         look.exclude |= dict.fromkeys(cooling - look.exclude.keys(), ExclusionReason.COOLING)
         return look
@@ -255,25 +271,55 @@ class ExchangeProposals:
         self._found[question.cluster] = FoundExchanges(question, exchanges, now_unix_nanos)
         self._audit(exchanges, before, now_unix_nanos)
 
-    def _carry_out(self, question: ExchangeQuestion, look: _Look) -> None:
+    def _carry_out(self, question: ExchangeQuestion, rows: list[Need], taken: Counter[ClassKey]) -> None:
         """Begin the first proposal that is ready and can be begun, where the mode says so."""
-        shard, found = self._shard, self._found.get(question.cluster)
-        if found is None or shard.policies.exchange_mode(question.cluster, self._mode) is not ExchangeMode.ON:
+        shard, cluster = self._shard, question.cluster
+        found = self._found.get(cluster)
+        self._asked.pop(cluster, None)
+        if found is None or shard.policies.exchange_mode(cluster, self._mode) is not ExchangeMode.ON:
             return
-        rows = [need for need in look.demand if need.cluster == question.cluster]
-        exchanges = _with_stock(found.exchanges, question.whole, look.taken)
-        self._found[question.cluster] = replace(found, exchanges=exchanges)
+        exchanges = _with_stock(found.exchanges, question.whole, taken)
+        self._found[cluster] = replace(found, exchanges=exchanges)
         for proposal in exchanges.proposals:
             if proposal.waits_for is not None:
                 continue
+            if not self._is_foreseen(question, proposal, rows):
+                return
             if shard.exchanges.begin(
-                proposal, cluster=question.cluster, machines=question.machines, rows=rows, settings=self._settings
+                proposal, cluster=cluster, machines=question.machines, rows=rows, settings=self._settings
             ):
-                look.taken.update(proposal.comes_by_class)
+                taken.update(proposal.comes_by_class)
+                self._forecasts.forget(cluster)
                 shard.wake()
                 return
             if not proposal.is_gang:
                 return  # the next one assumes that this one is carried out
+
+    def _is_foreseen(self, question: ExchangeQuestion, proposal: ExchangeProposal, rows: list[Need]) -> bool:
+        """Return whether no operator stands against a proposal; one that waits for its operator shows it."""
+        cluster = question.cluster
+        if self._shard.exchanges.is_busy(cluster):
+            return False
+        scheduler = self._shard.policies.plan_settings(cluster).order.value
+        state = self._forecasts.state(cluster, proposal, whole=question.whole, scheduler=scheduler)
+        if state in (ForecastState.FITS, ForecastState.NOT_KNOWN):
+            return True
+        if state is ForecastState.ASKED:
+            self._asked[cluster] = rows
+        waits_for = WaitReason.FORECAST if state is ForecastState.ASKED else WaitReason.WOULD_NOT_FIT
+        found = self._found[cluster]
+        proposals = (
+            replace(each, waits_for=waits_for) if each is proposal else each for each in found.exchanges.proposals
+        )
+        self._found[cluster] = replace(found, exchanges=replace(found.exchanges, proposals=tuple(proposals)))
+        return False
+
+    def _answered(self, cluster: str) -> None:
+        """Go on with a cluster whose operator has answered."""
+        found, rows = self._found.get(cluster), self._asked.pop(cluster, None)
+        if found is not None and rows is not None:
+            self._carry_out(found.question, rows, self._taken)
+            self._export()
 
     async def _search(self, question: ExchangeQuestion) -> ClusterExchanges:
         if self._workers is None:
@@ -321,7 +367,7 @@ def _with_stock(exchanges: ClusterExchanges, whole: WholeCluster | None, taken: 
     """
 
     def waits_for(proposal: ExchangeProposal) -> WaitReason | None:
-        if proposal.waits_for not in (None, WaitReason.NO_STOCK):
+        if proposal.waits_for not in (None, *_ASKED_AGAIN):
             return proposal.waits_for
         wanted = Counter({key: count + taken[key] for key, count in proposal.comes_by_class.items()})
         return None if whole is not None and whole.offers(wanted) else WaitReason.NO_STOCK

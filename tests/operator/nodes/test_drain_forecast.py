@@ -116,7 +116,7 @@ async def test_what_the_scheduler_does_with_one_node_takes_room_from_the_next() 
 async def test_a_pod_that_would_wait_in_the_schedulers_order_is_named() -> None:
     """First fit finds room for both; the scheduler puts the first where the second needed to go."""
     gpu = [{"key": "gpu", "effect": "NoSchedule"}]
-    stays = {"nodeSelector": {"disk": "ssd"}}
+    stays: dict[str, Any] = {"nodeSelector": {"disk": "ssd"}}
     world = [
         node_body("a", "m-a"),
         node_body("b", "m-b", allocatable={"cpu": "4", "pods": "9"}),

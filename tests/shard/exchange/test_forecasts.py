@@ -124,14 +124,13 @@ async def test_an_operator_that_cannot_be_asked_is_not_asked() -> None:
     assert fleet.questions == []
 
 
-async def test_an_answer_counts_for_a_minute() -> None:
+async def test_an_answer_counts_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pods have moved since: the same exchange is asked for again."""
     fleet = Asking(says(ForecastOutcome.FITS))
-    begin, fleet.world.shard.exchanges.begin = fleet.world.shard.exchanges.begin, lambda *_a, **_k: False  # type: ignore[method-assign,assignment]
-    await fleet.minutes(19)
-    asked = len(fleet.questions)
-    assert asked > 1
-    fleet.world.shard.exchanges.begin = begin  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet.world.shard.exchanges, "begin", lambda *_args, **_named: False)
+        await fleet.minutes(19)
+    assert len(fleet.questions) > 1
     await fleet.minutes(2)
 
     assert len(fleet.records_of()) == 1

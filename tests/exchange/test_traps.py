@@ -272,6 +272,18 @@ def test_a_cluster_that_is_not_at_rest_is_left_as_it_is() -> None:
     assert (held_back.blocked, held_back.proposals) == (BlockReason.QUARANTINED, ())
 
 
+@pytest.mark.parametrize("reason", ExclusionReason)
+def test_a_machine_that_is_excess_leaves_first_whatever_excludes_it(reason: ExclusionReason) -> None:
+    """An exchange would count on it, and end when it has left; one that its operator does not let go stays."""
+    machines = held(3, "dear", 4, 3.0) + offers(4, "cheap", 8, 0.10)
+    demand = [need(pods(500, 1, 10))]
+
+    found = asked(machines, demand, exclude={machines[2].id: reason})
+
+    is_left = reason is not ExclusionReason.WOULD_NOT_FIT
+    assert found.blocked is (BlockReason.MACHINES_CHANGING if is_left else None)
+
+
 def test_a_pod_that_no_machine_can_host_stops_nothing() -> None:
     """A typing error in one request must not keep a cluster dear."""
     machines = held(2, "dear", 4, 3.0) + offers(4, "cheap", 8, 0.10)

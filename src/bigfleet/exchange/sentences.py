@@ -31,7 +31,8 @@ _BLOCKS: Final = {
 _EXCLUSIONS: Final = {
     ExclusionReason.PINNED: "pinned pods",
     ExclusionReason.COOLING: "cooling time",
-    ExclusionReason.WOULD_NOT_FIT: "pods that would not fit on other nodes",
+    ExclusionReason.WOULD_NOT_FIT: "a drain that the operator refused",
+    ExclusionReason.FORECAST: "pods that would not fit on other nodes",
     ExclusionReason.PRICE: "price not known or not settled",
     ExclusionReason.GANG: "a gang that cannot move whole",
     ExclusionReason.SPREAD: "a strict spread that cannot move whole",

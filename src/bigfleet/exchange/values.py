@@ -82,7 +82,10 @@ class ExclusionReason(Enum):
 
     PINNED = "pinned"
     COOLING = "cooling"
+    #: It is held after its operator refused a drain.
     WOULD_NOT_FIT = "would-not-fit"
+    #: Its operator said that its pods would not fit on other nodes if it were drained.
+    FORECAST = "forecast"
     PRICE = "price"
     #: A gang or a strict spread moves as a whole, and another machine of it is excluded, or shares pods with others.
     GANG = "gang"

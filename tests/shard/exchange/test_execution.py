@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bigfleet.engine.targets import Target
 from bigfleet.exchange.course import ACQUIRING_SECONDS_MAX, ExchangeEnd, ExchangePhase
 from bigfleet.exchange.values import (
     BlockReason,
@@ -347,6 +348,26 @@ async def test_an_exchange_that_cannot_be_recorded_is_not_begun() -> None:
 
     assert fleet.only().proposals[0].waits_for is None
     assert (fleet.phase, fleet.holds()) == (None, ["c1-dear0", "c1-dear1"])
+
+
+async def test_an_exchange_waits_for_machines_that_the_composition_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next decision acquires them, which would end it."""
+    fleet = Exchanging()
+    plans = fleet.world.shard.plans
+    known = plans.target_of
+
+    def lacking(cluster: str) -> Target | None:
+        target = known(cluster)
+        return None if target is None else replace(target, counts={key: n + 1 for key, n in target.counts.items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "target_of", lacking)
+        await fleet.minutes(20)
+        assert fleet.records_of() == []
+        assert [each.waits_for for each in fleet.only().proposals] == [None]
+    await fleet.minutes(1)
+
+    assert len(fleet.records_of()) == 1
 
 
 def two_clusters_and_one_offer(**fields: Any) -> Exchanging:

@@ -87,7 +87,7 @@ async def test_nothing_is_acquired_where_pods_would_not_fit() -> None:
     calls = len(fleet.provider.calls)
 
     await fleet.minutes(1)
-    assert (ExclusionReason.WOULD_NOT_FIT, 1) in fleet.only().excluded
+    assert (ExclusionReason.FORECAST, 1) in fleet.only().excluded
     await fleet.minutes(60)
     assert fleet.records_of() == []
     assert fleet.provider.calls[calls:] == []
@@ -158,4 +158,4 @@ async def test_an_answer_is_taken_once() -> None:
     assert taken == [True, False]
     await fleet.minutes(1)
     # A machine that was not asked about is not left out: the first that was is.
-    assert (ExclusionReason.WOULD_NOT_FIT, 1) in fleet.only().excluded
+    assert (ExclusionReason.FORECAST, 1) in fleet.only().excluded

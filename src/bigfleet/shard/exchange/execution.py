@@ -183,11 +183,13 @@ class ExchangeExecution:
         `machines` are those of the cluster, `rows` those that it was proposed for. It is not begun while another one
         is under way, for other demand, when one of its machines does not serve, and when it cannot be recorded.
         """
-        target = self._host.plans.target_of(cluster)
+        target, held = self._host.plans.target_of(cluster), self._held_by(cluster)
         now = self._host.intake.table.by_cluster().get(cluster, ())
         is_possible = proposal.waits_for is None and not self.is_busy(cluster) and is_alike(rows, now)
         if target is None or not is_possible or len(self._store.records) >= RECORDS_MAX:
             return False
+        if any(held[key] < count for key, count in target.counts.items()):
+            return False  # the next decision acquires what is missing, and it would end as `needs-machines`
         course = begun(
             proposal,
             exchange_id=f"x-{self._host.epoch}-{self._count + 1}",
@@ -214,7 +216,7 @@ class ExchangeExecution:
             return False
         self._count += 1
         # A machine of the class that the cluster holds beyond its composition is none that comes.
-        counts, held = Counter(target.counts), self._held_by(cluster)
+        counts = Counter(target.counts)
         counts.update({key: max(0, held[key] - counts[key]) + count for key, count in course.comes})
         self._running[cluster] = _Running(course, record, now, replace(target, counts=dict(counts)))
         self._note("BeginExchange", record, record.promised_usd_per_hour, " ".join(proposal_sentences(proposal)))

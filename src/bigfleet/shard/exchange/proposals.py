@@ -207,8 +207,8 @@ class ExchangeProposals:
         self._taken = look.taken
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
-        refused = shard.fit_holds.held() | self._forecasts.refused()
-        look.exclude |= dict.fromkeys(refused, ExclusionReason.WOULD_NOT_FIT)
+        look.exclude |= dict.fromkeys(self._forecasts.refused(), ExclusionReason.FORECAST)
+        look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
         cooling = shard.exchanges.cooling(self._settings.cooling_seconds)
         look.exclude |= dict.fromkeys(cooling - look.exclude.keys(), ExclusionReason.COOLING)
         return look

@@ -410,6 +410,22 @@ async def test_two_clusters_do_not_begin_for_the_same_last_machine() -> None:
     assert [(record.cluster, record.end) for record in fleet.records_of()] == [("c1", "done")]
 
 
+async def test_a_machine_that_the_same_cycle_gave_to_pods_is_not_promised() -> None:
+    """The cycle that is looked at saw it on offer, and gave it away: nothing would come for half an hour."""
+    fleet = Exchanging()
+    for number in (1, 2, 3):
+        del fleet.provider.records[f"spot{number}"]
+    other = fleet.world.connect("c2")
+    await fleet.minutes(15)
+    other.report(pods("c2", ("500m", 12)))
+    await fleet.minutes(1)
+    assert fleet.provider.records["spot0"].cluster == "c2"
+    assert reasons(fleet, "c1") == [WaitReason.NO_STOCK]
+
+    await fleet.minutes(5)
+    assert fleet.records_of() == []
+
+
 async def test_a_machine_that_is_no_longer_taken_is_free_for_the_other_cluster() -> None:
     """The exchange that was to take it ended before it was acquired; nothing else changed."""
     fleet = two_clusters_and_one_offer()

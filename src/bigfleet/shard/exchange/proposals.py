@@ -16,7 +16,7 @@ import structlog
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.targets import ClassKey
+from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
@@ -89,7 +89,8 @@ class _Look:
     demand: list[Need]
     clusters: frozenset[str]
     blocked: Mapping[str, BlockReason]
-    #: Machines of each class on offer that exchanges take: those under way then, and those that this look begins.
+    #: Machines of each class that are no longer on offer: given away by the cycle that is looked at, or to be taken by
+    #: exchanges under way and those that this look begins.
     taken: Counter[ClassKey]
     exclude: dict[str, ExclusionReason] = field(default_factory=dict)
 
@@ -202,7 +203,7 @@ class ExchangeProposals:
             demand=[need for need in decided.demand if need.cluster in chosen],
             clusters=chosen,
             blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
-            taken=shard.exchanges.missing,
+            taken=shard.exchanges.missing + self._acquired(decided),
         )
         self._taken = look.taken
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
@@ -212,6 +213,11 @@ class ExchangeProposals:
         cooling = shard.exchanges.cooling(self._settings.cooling_seconds)
         look.exclude |= dict.fromkeys(cooling - look.exclude.keys(), ExclusionReason.COOLING)
         return look
+
+    def _acquired(self, decided: DecidedOn) -> Counter[ClassKey]:
+        """Return what the cycle gave away of the machines that it saw on offer."""
+        ids = [each for row in decided.rows if row.acquired for each in (*row.bootstraps, *row.provisions)]
+        return Counter(class_key(machine) for each in ids if (machine := self._shard.inventory.get(each)) is not None)
 
     def _chosen(self, wanted: Sequence[str]) -> frozenset[str]:
         """Return the clusters of this look: those that were looked at longest ago, within the limits of a look."""

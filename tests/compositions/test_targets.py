@@ -119,7 +119,7 @@ def test_a_cluster_that_shrinks_gives_its_dearest_machines_back() -> None:
 
 
 def test_a_machine_that_cannot_leave_stays_and_another_goes() -> None:
-    """While its hold lasts it is paid for: what is dear and not needed beside it goes first, then what is cheap."""
+    """While its hold lasts it is paid for: what is dear and not needed any more goes first, then what is cheap."""
     cheap = [held(offer(f"cheap-{n}", 8, 32, 0.4), "c") for n in range(2)]
     dear = [held(offer(f"dear-{n}", 8, 32, 0.9, instance_type="dear"), "c") for n in range(3)]
     demand = [need("c", pods(1000, 2, 12))]

@@ -53,7 +53,7 @@ class DrainOutcome(IntEnum):
 class ForecastOutcome(IntEnum):
     """Whether the pods of nodes that may be drained would find a place. The numbers are those of the wire."""
 
-    #: The operator cannot tell.
+    #: The operator does not know.
     UNSPECIFIED = 0
     FITS = 1
     WOULD_NOT_FIT = 2

@@ -1,8 +1,7 @@
 """Orders the frames that a session sends: a bounded queue per kind, in the order of docs/spec/operator.md §4.
 
 Bootstrap answers first, then reclaim acks and drain results, then the forecast, then node statuses, then the roll-up.
-Nobody who puts a frame ever waits: a full queue drops what may be dropped and says so, and everything else is bounded
-by the cluster.
+No sender ever waits: a full queue drops what may be dropped and says so, and everything else is bounded by the cluster.
 """
 
 import asyncio

@@ -80,7 +80,7 @@ class Preflight:
         self._promises.pop(machine_id, None)
 
     def rooms(self, away: Set[str]) -> tuple[dict[str, NodeRoom], dict[str, NodeObject], list[Located]]:
-        """Return the room on each schedulable node beside those away, all nodes beside those, and promised pods.
+        """Return the room on each schedulable node that stays, all nodes that stay, and promised pods.
 
         The room that is promised to pods is taken.
         """

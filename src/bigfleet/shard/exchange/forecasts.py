@@ -1,8 +1,8 @@
 """Asks operators before an exchange begins whether the pods of the machines that go would fit elsewhere.
 
 docs/spec/exchange.md §7. The planner packs pods where it likes; the pods stand where the scheduler put them. Without a
-question that shows only at the drain, when what comes is paid for already. An operator that cannot be asked, or cannot
-tell, stops no exchange. All of it is touched by the shard's loop alone.
+question that shows only at the drain, when what comes is paid for already. An operator that cannot be asked, or does
+not know, stops no exchange. All of it runs in the shard's loop.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ _log = structlog.get_logger("bigfleet.shard.exchange.forecasts")
 class ForecastState(Enum):
     """What is known of a proposal."""
 
-    #: The operator cannot be asked, or cannot tell.
+    #: The operator cannot be asked, or does not know.
     NOT_KNOWN = "not_known"
     ASKED = "asked"
     FITS = "fits"
@@ -116,7 +116,7 @@ class DrainForecasts:
         known.state, known.at_seconds = _STATES[answer.outcome], self._clock.monotonic_seconds()
         self._metrics.exchange_forecasts.labels(known.state.value).inc()
         if known.state is ForecastState.WOULD_NOT_FIT:
-            # Whatever it names, it must be a machine of the question.
+            # Only a machine of the question is held.
             goes = known.request.machine_ids
             machine_id = MachineId(answer.machine_id if answer.machine_id in goes else goes[0])
             seconds = self._holds.hold(machine_id, answer.message)

@@ -789,13 +789,13 @@ class DrainForecast(_message.Message):
     class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DrainForecast._Outcome.ValueType], _builtins.type):
         DESCRIPTOR: _descriptor.EnumDescriptor
         OUTCOME_UNSPECIFIED: DrainForecast._Outcome.ValueType  # 0
-        """The operator cannot tell."""
+        """The operator does not know."""
         OUTCOME_FITS: DrainForecast._Outcome.ValueType  # 1
         OUTCOME_WOULD_NOT_FIT: DrainForecast._Outcome.ValueType  # 2
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
     OUTCOME_UNSPECIFIED: DrainForecast.Outcome.ValueType  # 0
-    """The operator cannot tell."""
+    """The operator does not know."""
     OUTCOME_FITS: DrainForecast.Outcome.ValueType  # 1
     OUTCOME_WOULD_NOT_FIT: DrainForecast.Outcome.ValueType  # 2
 

@@ -36,6 +36,7 @@ from bigfleet.model.frames import (
     AvailableCapacity,
     BootstrapRequest,
     BootstrapResponse,
+    DrainForecastRequest,
     Hello,
     NeedStatusUpdate,
     NodeStateUpdate,
@@ -484,6 +485,9 @@ class WantingCluster:
 
     def need_status(self, update: NeedStatusUpdate) -> None:
         """Nothing follows from it here."""
+
+    def drain_forecast(self, request: DrainForecastRequest) -> None:
+        """No node exists."""
 
     def drain_started(self, drain: DrainRecord) -> None:
         """Nothing is ever drained here."""

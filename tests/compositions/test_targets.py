@@ -118,6 +118,18 @@ def test_a_cluster_that_shrinks_gives_its_dearest_machines_back() -> None:
     assert [(a.kind, a.machine_id) for a in decision.actions] == [(ActionKind.RECLAIM, f"dear-{n}") for n in range(3)]
 
 
+def test_a_machine_that_cannot_leave_stays_and_another_goes() -> None:
+    """While its hold lasts it is paid for: what is dear and not needed any more goes first, then what is cheap."""
+    cheap = [held(offer(f"cheap-{n}", 8, 32, 0.4), "c") for n in range(2)]
+    dear = [held(offer(f"dear-{n}", 8, 32, 0.9, instance_type="dear"), "c") for n in range(3)]
+    demand = [need("c", pods(1000, 2, 12))]
+    snapshot = Snapshot.of([*cheap, *dear])
+
+    targets = targets_of(snapshot, demand, OPTIONS, refused={MachineId("dear-0")})
+
+    assert targets["c"].counts == {class_key(cheap[0]): 1, class_key(dear[0]): 1}
+
+
 def test_scarce_machines_go_to_the_cluster_with_the_higher_row() -> None:
     """Two clusters want the one machine there is: the higher priority has it, and the other is short."""
     machines = [offer("only", 8, 32, 0.4)]

@@ -217,11 +217,20 @@ def test_a_saving_below_the_threshold_is_no_reason() -> None:
     little = asked(held(1, "dear", 4, 1.00) + offers(4, "cheap", 4, 0.91, instance_type="c4"), demand)
     enough = asked(held(1, "dear", 4, 1.00) + offers(4, "cheap", 4, 0.85, instance_type="c4"), demand)
 
-    assert only(little).gate.saving_fraction == pytest.approx(0.09)
-    assert only(little).waits_for is WaitReason.SAVES_TOO_LITTLE
-    assert little.promised_usd_per_hour == 0
+    assert little.proposals == ()
     assert only(enough).waits_for is None
     assert only(enough).gate.saving_fraction == pytest.approx(0.15)
+
+
+def test_a_gang_that_saves_little_is_shown_and_waits() -> None:
+    """Its machines are compared with those on offer as a whole, at true prices."""
+    here, there = racked(held(4, "dear", 4, 1.0), "r1"), racked(offers(6, "cheap", 4, 0.91), "r2")
+
+    found = asked([*here, *there], [gang()])
+
+    assert only(found).gate.saving_fraction == pytest.approx(0.09)
+    assert only(found).waits_for is WaitReason.SAVES_TOO_LITTLE
+    assert found.promised_usd_per_hour == 0
 
 
 def test_an_interruptible_offer_is_charged_its_interruptions() -> None:
@@ -261,6 +270,18 @@ def test_a_cluster_that_is_not_at_rest_is_left_as_it_is() -> None:
     assert asked(machines, demand, options=silent).blocked is BlockReason.NOT_REPORTED
     held_back = asked(machines, demand, blocked={"c": BlockReason.QUARANTINED})
     assert (held_back.blocked, held_back.proposals) == (BlockReason.QUARANTINED, ())
+
+
+@pytest.mark.parametrize("reason", ExclusionReason)
+def test_a_machine_that_is_excess_leaves_first_whatever_excludes_it(reason: ExclusionReason) -> None:
+    """An exchange would count on it, and end when it has left; one that its operator does not let go stays."""
+    machines = held(3, "dear", 4, 3.0) + offers(4, "cheap", 8, 0.10)
+    demand = [need(pods(500, 1, 10))]
+
+    found = asked(machines, demand, exclude={machines[2].id: reason})
+
+    is_left = reason is not ExclusionReason.WOULD_NOT_FIT
+    assert found.blocked is (BlockReason.MACHINES_CHANGING if is_left else None)
 
 
 def test_a_pod_that_no_machine_can_host_stops_nothing() -> None:

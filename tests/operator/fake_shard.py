@@ -8,7 +8,14 @@ from bigfleet.model import frames
 from bigfleet.model.frames import OperatorFrame, ShardFrame
 from bigfleet.operator.ports import EndKind, SessionEnded
 
-EVERYTHING = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN_RESULT, frames.CAPABILITY_NEED_STATUS})
+EVERYTHING = frozenset(
+    {
+        frames.CAPABILITY_NODE_STATUS,
+        frames.CAPABILITY_DRAIN_RESULT,
+        frames.CAPABILITY_NEED_STATUS,
+        frames.CAPABILITY_DRAIN_FORECAST,
+    }
+)
 
 
 class FakeStream:

@@ -267,6 +267,31 @@ async def test_a_voluntary_reclaim_of_pods_that_fit_nowhere_else_touches_nothing
     assert not node.spec.unschedulable
 
 
+async def test_a_forecast_says_whether_pods_would_fit_and_touches_nothing(world: World) -> None:
+    """The question of a shard before an exchange: with the node that is to come the pods fit, without it not."""
+    world.add_node("node-1", "m-1")
+    world.add_node("node-2", "m-2", cpu="1")
+    for number in range(2):
+        world.add_pod(f"web-{number}", "node-1")
+    stream = await world.start()
+    for machine_id in ("m-1", "m-2"):
+        stream.say(configured(machine_id))
+    stream.say(frames.Acknowledgement(echo=frames.ECHO_RESYNC))
+    await world.clock.sleep(2)
+    coming = frames.ComingNodes(count=1, labels={}, resources={"cpu": "4", "memory": "8Gi"})
+    answers = []
+    for number, comes in enumerate(((), (coming,))):
+        stream.say(frames.DrainForecastRequest(request_id=f"r{number}", machine_ids=("m-1",), comes=comes))
+        answers.append(await stream.wait_for(frames.DrainForecast, number + 1))
+
+    refused, fits = answers
+    assert isinstance(refused, frames.DrainForecast)
+    assert (refused.outcome, refused.machine_id) == (frames.ForecastOutcome.WOULD_NOT_FIT, "m-1")
+    assert refused.message.startswith("pod default/web-1 fits on no other node: it requests cpu 1, memory 1Gi")
+    assert fits == frames.DrainForecast(request_id="r1", outcome=frames.ForecastOutcome.FITS)
+    assert not any(node.spec.unschedulable for node in world.server.read_all(NODES))
+
+
 async def test_a_drain_outlives_its_process(world: World) -> None:
     world.add_node("node-1", "m-1")
     world.add_pod("web", "node-1")

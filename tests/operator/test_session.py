@@ -89,6 +89,9 @@ class RecordingAgent:
     def need_status(self, update: frames.NeedStatusUpdate) -> None:
         self.heard.append(update)
 
+    def drain_forecast(self, request: frames.DrainForecastRequest) -> None:
+        self.heard.append(request)
+
     def drain_started(self, drain: DrainRecord) -> None:
         self.heard.append(("drain", drain.machine_id))
 
@@ -478,6 +481,18 @@ async def test_hints_and_verdicts_reach_the_cluster(bench: Bench) -> None:
     await asyncio.sleep(1)
 
     assert [heard for heard in bench.agent.heard if heard in (hint, verdict)] == [hint, verdict]
+
+
+async def test_a_question_about_drains_reaches_the_cluster_and_its_answer_the_shard(bench: Bench) -> None:
+    stream = await bench.shard.stream()
+    question = frames.DrainForecastRequest(request_id="r", machine_ids=("m",))
+    stream.say(question)
+    await settle()
+    answer = frames.DrainForecast(request_id="r", outcome=frames.ForecastOutcome.FITS)
+    bench.client.forecast_made(answer)
+
+    assert question in bench.agent.heard
+    assert await stream.wait_for(frames.DrainForecast) == answer
 
 
 async def test_an_operator_stops_also_when_its_session_ends_in_that_moment(bench: Bench) -> None:

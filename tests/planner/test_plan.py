@@ -273,6 +273,15 @@ def test_held_machines_stay_and_others_are_added() -> None:
     assert (free.retained, free.added) == ((0, 0), (0, 3))
 
 
+def test_machines_that_may_be_exchanged_stay_where_they_are_cheaper() -> None:
+    """Held machines are chosen as others are: at the price of what is held."""
+    classes = [kind("dear", 4000, 16384, 1.0, held=1), kind("cheap", 4000, 16384, 0.2, held=2)]
+    classes[1] = replace(classes[1], held_cost=classes[1].cost * 9 // 10)
+    asked = problem(classes, [shape(1000, 4096, 12, 2)], may_exchange=True)
+
+    assert (plan(asked).retained, plan(asked).added) == ((0, 2), (0, 1))
+
+
 def test_held_machines_that_are_not_needed_go_dearest_first() -> None:
     """Four machines are held, two are needed: the cheap ones stay."""
     classes = [kind("cheap", 4000, 16384, 0.2, held=2), kind("dear", 4000, 16384, 1.0, held=2)]

@@ -9,9 +9,13 @@ from bigfleet.model.frames import (
     AvailableCapacity,
     BootstrapRequest,
     BootstrapResponse,
+    ComingNodes,
     Confidence,
+    DrainForecast,
+    DrainForecastRequest,
     DrainOutcome,
     DrainResult,
+    ForecastOutcome,
     Hello,
     NeedStatus,
     NeedStatusUpdate,
@@ -162,6 +166,9 @@ PLAIN_OPERATOR_FRAMES: st.SearchStrategy[OperatorFrame] = st.one_of(
     st.builds(
         DrainResult, instruction_id=TEXTS, machine_id=TEXTS, outcome=st.sampled_from(DrainOutcome), message=TEXTS
     ),
+    st.builds(
+        DrainForecast, request_id=TEXTS, outcome=st.sampled_from(ForecastOutcome), machine_id=TEXTS, message=TEXTS
+    ),
 )
 SHARD_FRAMES: st.SearchStrategy[ShardFrame] = st.one_of(
     st.builds(
@@ -216,6 +223,15 @@ SHARD_FRAMES: st.SearchStrategy[ShardFrame] = st.one_of(
         available_count=INT32,
         confidence=st.sampled_from(Confidence),
         price_usd_per_hour=MONEY,
+    ),
+    st.builds(
+        DrainForecastRequest,
+        request_id=TEXTS,
+        machine_ids=TEXT_TUPLES,
+        comes=st.lists(
+            st.builds(ComingNodes, count=INT32, labels=TEXT_MAPS, resources=TEXT_MAPS, taints=TAINTS), max_size=3
+        ).map(tuple),
+        scheduler=TEXTS,
     ),
     st.builds(
         NeedStatusUpdate,

@@ -336,13 +336,15 @@ async def test_frames_about_other_clusters_machines_concern_nobody(live: LiveSha
     peer = await live.connect("c1")
     await peer.say(node_status=shard_pb2.NodeStatus(machine_id="other", node_name="mine", ready=True))
     await peer.say(drain_result=shard_pb2.DrainResult(instruction_id="i", machine_id="other"))
+    await peer.say(drain_forecast=shard_pb2.DrainForecast(request_id="late", machine_id="other"))
     await peer.say(bootstrap_response=shard_pb2.BootstrapBlobResponse(request_id="late"))
     await peer.say(reclaim_ack=shard_pb2.ReclaimAck(instruction_id="i", nodes_started=1))
     await peer.say(rollup=rollup("c1"))
     await peer.hear_ack("rollup")
 
-    counted = [live.world.metric("session_frames_dropped_total", kind=kind) for kind in ("node_status", "drain_result")]
-    assert counted == [1, 1]
+    kinds = ("node_status", "drain_result", "drain_forecast")
+    counted = [live.world.metric("session_frames_dropped_total", kind=kind) for kind in kinds]
+    assert counted == [1, 1, 1]
     assert live.shard.ingest.node_name(live.world.machine("other")) == ""
 
 
@@ -533,10 +535,8 @@ async def test_a_new_session_is_shown_what_is_the_clusters(live: LiveShard) -> N
 
     hello, *updates, _resync = peer.heard
     assert [update.node_state_update.machine_id for update in updates] == ["x", "y", "z"]
-    assert (hello.ack.shard_epoch, list(hello.ack.capabilities)) == (
-        1,
-        ["drain-result", "need-status", "node-status"],
-    )
+    known = ["drain-forecast", "drain-result", "need-status", "node-status"]
+    assert (hello.ack.shard_epoch, list(hello.ack.capabilities)) == (1, known)
 
 
 async def test_an_operator_that_reads_verdicts_gets_them(live: LiveShard) -> None:

@@ -5,7 +5,7 @@ state) or asynchronous (an ack in the transitional one, settled by `settle`). Re
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from bigfleet.model.frames import (
     AvailableCapacity,
     BootstrapRequest,
     BootstrapResponse,
+    DrainForecast,
+    DrainForecastRequest,
     DrainOutcome,
     DrainResult,
     Hello,
@@ -317,6 +319,10 @@ class FakeOperator:
         )
         #: How a drain ends, after how many seconds; None does not answer.
         self.drain: tuple[DrainOutcome, float] | None = (DrainOutcome.DRAINED, 5.0)
+        #: Machines whose drains end as WOULD_NOT_FIT.
+        self.refuses: Set[str] = frozenset()
+        #: What to answer to questions about drains; None answers nothing.
+        self.forecast: Callable[[DrainForecastRequest], DrainForecast | None] = lambda _request: None
         self._tasks = {asyncio.create_task(self._read())}
 
     async def _read(self) -> None:
@@ -328,15 +334,18 @@ class FakeOperator:
             self.frames.append(frame)
             if isinstance(frame, BootstrapRequest) and self.answer is not None:
                 self.world.shard.sessions.receive_bootstrap_response(self.session, self.answer(frame))
+            if isinstance(frame, DrainForecastRequest) and (answer := self.forecast(frame)) is not None:
+                self.world.shard.sessions.receive_drain_forecast(self.session, answer)
             if isinstance(frame, ReclaimInstruction) and self.drain is not None:
                 self._tasks.add(asyncio.create_task(self._drained(frame, *self.drain)))
 
     async def _drained(self, instruction: ReclaimInstruction, outcome: DrainOutcome, seconds: float) -> None:
         await LoopClock().sleep(seconds)
         for machine_id in instruction.machine_ids:
+            ending = DrainOutcome.WOULD_NOT_FIT if machine_id in self.refuses else outcome
             self.world.shard.sessions.receive_drain_result(
                 self.session,
-                DrainResult(instruction_id=instruction.instruction_id, machine_id=machine_id, outcome=outcome),
+                DrainResult(instruction_id=instruction.instruction_id, machine_id=machine_id, outcome=ending),
             )
 
     def report(self, *rows: Need, fault: MalformedMessage | None = None, at_unix_nanos: int = 1) -> str:

@@ -1,12 +1,13 @@
 """Converts a cluster's part of a decision's input to a planner's problem, and the planner's answer to a target.
 
 Held machines and Speculative ones of one class are one class of the problem; Idle ones are another, because they cost
-less. Rows without shapes cannot be planned: a cluster that has one gets no target.
+less, and so are held ones that cannot leave now. Rows without shapes cannot be planned: a cluster that has one gets no
+target.
 """
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +15,7 @@ from bigfleet.engine.shapes.choice import RELEASABLE, is_paid_for
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.state import UNLIMITED, ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
+from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
@@ -41,6 +43,8 @@ class _Kind:
     is_idle: bool
     example: Machine
     shape: int
+    #: Whether the cluster holds them, and its operator has refused to drain them.
+    is_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +62,18 @@ def problem_of(
     settings: PlanSettings,
     *,
     left: Mapping[int, int] | None = None,
+    refused: Set[MachineId] = frozenset(),
     may_exchange: bool = False,
 ) -> ClusterProblem | None:
     """Return the cluster's problem, None when it has nothing to plan or a row without shapes.
 
     `left` says how many machines of each offer, by its place, may be planned with; absent are all that are available.
+    `refused` are machines that cannot leave now, because their pods fit on no other node.
     """
     rows = [row for row in cluster.rows if row.groups and not row.need.parked]
     if not rows or any(row.divisible is not None and row.need.aggregate for row in cluster.rows):
         return None
-    kinds, held, stock = _kinds(cluster, fleet, left)
+    kinds, held, stock = _kinds(cluster, fleet, left, refused)
     dimensions = len(fleet.dimensions.names)
     keys = _topology_keys(rows)
     classes = tuple(
@@ -87,28 +93,28 @@ def problem_of(
 
 
 def _kinds(
-    cluster: ClusterState, fleet: DecisionState, left: Mapping[int, int] | None
+    cluster: ClusterState, fleet: DecisionState, left: Mapping[int, int] | None, refused: Set[MachineId]
 ) -> tuple[list[_Kind], Mapping[_Kind, list[HostState]], Mapping[_Kind, int]]:
     """Return the classes, ordered by their first id; held machines and stock of each."""
-    found: dict[tuple[ClassKey, bool], _Kind] = {}
+    found: dict[tuple[ClassKey, bool, bool], _Kind] = {}
     held: defaultdict[_Kind, list[HostState]] = defaultdict(list)
     stock: Counter[_Kind] = Counter()
     # Offers first: Spot machines of one class may have several prices, and what is acquired costs what is on offer.
     for place, offer in enumerate(fleet.offers):
         available = offer.available if left is None else left.get(place, 0)
         key, is_idle = class_key(offer.example), offer.state is MachineState.IDLE
-        kind = found.setdefault((key, is_idle), _Kind(key, is_idle, offer.example, offer.shape))
+        kind = found.setdefault((key, is_idle, False), _Kind(key, is_idle, offer.example, offer.shape))
         stock[kind] += available
     for host in cluster.hosts:
-        key = class_key(host.machine)
-        kind = found.setdefault((key, False), _Kind(key, False, host.machine, host.shape))
+        key, is_refused = class_key(host.machine), host.machine.id in refused
+        kind = found.setdefault((key, False, is_refused), _Kind(key, False, host.machine, host.shape, is_refused))
         held[kind].append(host)
     usable = [
         kind
         for kind in found.values()
         if held[kind] or (stock[kind] and any(row.may_use(kind.example, kind.shape) for row in cluster.rows))
     ]
-    return sorted(usable, key=lambda kind: (kind.key, kind.is_idle)), held, stock
+    return sorted(usable, key=lambda kind: (kind.key, kind.is_idle, kind.is_refused)), held, stock
 
 
 def _topology_keys(rows: Sequence[RowState]) -> tuple[str, ...]:
@@ -129,14 +135,14 @@ def _machine_class(
     total = fleet.total(cluster.id, kind.shape)
     bare = fleet.total("", kind.shape)
     price = nanos(machine.price_usd_per_hour)
-    # Fixed capacity costs the same whether a cluster holds it or not.
-    held_cost = price if machine.capacity_type in RELEASABLE else 0
+    # Fixed capacity costs the same whether a cluster holds it or not, and so does what cannot leave.
+    held_cost = price if machine.capacity_type in RELEASABLE and not kind.is_refused else 0
     cost = price
     if kind.is_idle:
         offer = OfferState(example=machine, shape=kind.shape, machines=[machine])
         cost = 0 if is_paid_for(offer) else int(price / fleet.options.idle_head_start)
     values = ((key, machine.attribute(key)) for key in keys)
-    source = "idle" if kind.is_idle else "offer"
+    source = "idle" if kind.is_idle else "refused" if kind.is_refused else "offer"
     return MachineClass(
         key=f"{machine.instance_type}/{machine.zone}/{machine.capacity_type.label}/{source}/{number:05d}",
         supply=_bounded(total),

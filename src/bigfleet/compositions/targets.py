@@ -4,7 +4,7 @@ In sequence, clusters are planned in the order of their highest row; what one co
 next. Workers plan in parallel; if two compositions acquire the same stock, the decision grants it by precedence.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Final
 
 from bigfleet.compositions.problems import ClusterProblem, added_by_offer, problem_of, target_of
@@ -15,6 +15,7 @@ from bigfleet.engine.shapes.fleet import DecisionState, build
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
+from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import PlanSettings, ProblemFault
@@ -24,13 +25,19 @@ _DEFAULT: Final = PlanSettings()
 
 
 def targets_of(
-    snapshot: Snapshot, demand: Sequence[Need], options: Options, *, settings: SettingsByCluster | None = None
+    snapshot: Snapshot,
+    demand: Sequence[Need],
+    options: Options,
+    *,
+    settings: SettingsByCluster | None = None,
+    refused: Set[MachineId] = frozenset(),
 ) -> dict[str, Target]:
     """Return the target of each cluster that can be planned, by cluster; clusters without `settings` get the defaults.
 
-    A cluster that is too large to be planned gets none: the decision then chooses its machines by itself.
+    `refused` are machines that cannot leave now, because their pods fit on no other node. A cluster that is too large
+    to be planned gets none: the decision then chooses its machines by itself.
     """
-    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), settings or {})
+    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), settings or {}, refused)
 
 
 class FleetPlanner:
@@ -40,18 +47,32 @@ class FleetPlanner:
         self._machines: ColumnMachines | None = None
 
     def targets(
-        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, settings: SettingsByCluster
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        options: Options,
+        settings: SettingsByCluster,
+        refused: Set[MachineId] = frozenset(),
     ) -> dict[str, Target]:
-        """Return the targets of the clusters of the rows, as `targets_of` does; `demand` is in list order."""
-        return _targets_in(build(self._follow(view, options), demand, options), settings)
+        """Return the targets of the clusters of the rows, as `targets_of` does; `demand` is in list order.
+
+        `refused` are machines that cannot leave now.
+        """
+        return _targets_in(build(self._follow(view, options), demand, options), settings, refused)
 
     def problems(
-        self, view: ColumnSnapshot, demand: Sequence[Need], options: Options, settings: SettingsByCluster
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        options: Options,
+        settings: SettingsByCluster,
+        refused: Set[MachineId] = frozenset(),
     ) -> dict[str, ClusterProblem]:
         """Return the problems of the clusters of the rows, each with all that is on offer."""
         fleet = self.state(view, demand, options)
         found = (
-            (name, problem_of(cluster, fleet, settings.get(name, _DEFAULT))) for name, cluster in fleet.clusters.items()
+            (name, problem_of(cluster, fleet, settings.get(name, _DEFAULT), refused=refused))
+            for name, cluster in fleet.clusters.items()
         )
         return {name: asked for name, asked in found if asked is not None}
 
@@ -67,11 +88,14 @@ class FleetPlanner:
         return machines
 
 
-def _targets_in(fleet: DecisionState, settings: SettingsByCluster) -> dict[str, Target]:
+def _targets_in(
+    fleet: DecisionState, settings: SettingsByCluster, refused: Set[MachineId] = frozenset()
+) -> dict[str, Target]:
     left = {place: offer.available for place, offer in enumerate(fleet.offers)}
     targets: dict[str, Target] = {}
     for cluster in dict.fromkeys(row.cluster.id for row in fleet.rows):
-        asked = problem_of(fleet.clusters[cluster], fleet, settings.get(cluster, _DEFAULT), left=left)
+        plan_settings = settings.get(cluster, _DEFAULT)
+        asked = problem_of(fleet.clusters[cluster], fleet, plan_settings, left=left, refused=refused)
         if asked is None:
             continue
         try:

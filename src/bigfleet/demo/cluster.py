@@ -212,6 +212,11 @@ class SimulatedCluster:
         """Keep the verdict; nothing in a simulated cluster acts on it."""
         self._verdict = update
 
+    def drain_forecast(self, request: frames.DrainForecastRequest) -> None:
+        """Answer at once; without pods everything fits."""
+        outcome = frames.ForecastOutcome.FITS
+        self.client.forecast_made(frames.DrainForecast(request_id=request.request_id, outcome=outcome))
+
     def drain_started(self, drain: DrainRecord) -> None:
         """Begin to drain, or hasten; a machine without a node here is reported as not found at once."""
         running = self._draining.pop(drain.machine_id, None)

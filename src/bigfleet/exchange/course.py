@@ -192,16 +192,13 @@ def begun(
 ) -> ExchangeCourse:
     """Return the course of a proposal that is ready, in a cluster of so many machines."""
     assert proposal.waits_for is None, "a proposal that waits is not carried out"
-    comes: Counter[ClassKey] = Counter()
-    for kind, count in proposal.comes:
-        comes[kind.key] += count
     gate, budget = proposal.gate, settings.budget(machines)
     waves = math.ceil(len(proposal.machine_ids) / budget)
     return ExchangeCourse(
         id=exchange_id,
         cluster=cluster,
         goes=proposal.machine_ids,
-        comes=tuple(comes.items()),
+        comes=tuple(proposal.comes_by_class.items()),
         budget=budget,
         promised_usd_per_hour=gate.saving_usd_per_hour,
         interruptions_usd_per_hour=gate.interruptions_before_usd_per_hour - gate.interruptions_after_usd_per_hour,

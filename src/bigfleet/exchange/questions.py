@@ -146,9 +146,10 @@ def _block_reason(
     if any(row.acquired or row.victims for row in rows) or any(not host.is_configured for host in cluster.hosts):
         return BlockReason.MACHINES_CHANGING
     claimed = {placement.machine_id for row in rows for placement in row.placements}
-    # What nothing claims and no target keeps is excess: it goes without an exchange.
+    # What nothing claims and no target keeps is excess: it goes without an exchange, unless its operator refuses.
     excess = [host for host in cluster.hosts if host.machine.id not in claimed and not host.is_target]
-    return BlockReason.MACHINES_CHANGING if any(host.machine.id not in context.exclude for host in excess) else None
+    goes = any(context.exclude.get(host.machine.id) is not ExclusionReason.WOULD_NOT_FIT for host in excess)
+    return BlockReason.MACHINES_CHANGING if goes else None
 
 
 # ---- machines that are excluded ----------------------------------------------------------------------------------

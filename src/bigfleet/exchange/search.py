@@ -112,7 +112,12 @@ def _of_part(part: ExchangePart, settings: ExchangeSettings, budget: int) -> Ite
     if not any(goes):
         # The part has less room than the planner wants, so every held machine is a candidate; the steps decide.
         goes = tuple(has if kind.held_cost else 0 for has, kind in zip(held, part.problem.classes, strict=True))
-    comes = tuple(0 if goes[c] and _is_same(part.problem, c) else added for c, added in enumerate(target.added))
+    # A machine that goes while an equal one comes would save nothing.
+    pairs = tuple(
+        min(gone, added) if _is_same(part.problem, c) else 0
+        for c, (gone, added) in enumerate(zip(goes, target.added, strict=True))
+    )
+    goes, comes = _less(goes, pairs), _less(target.added, pairs)
     if any(goes) and any(comes) and not target.unhosted:
         yield from _Steps(part, settings, budget, held, target.lost_millipods).run(goes, comes)
 

@@ -31,7 +31,8 @@ _BLOCKS: Final = {
 _EXCLUSIONS: Final = {
     ExclusionReason.PINNED: "pinned pods",
     ExclusionReason.COOLING: "cooling time",
-    ExclusionReason.WOULD_NOT_FIT: "pods that would not fit on other nodes",
+    ExclusionReason.WOULD_NOT_FIT: "a drain that the operator refused",
+    ExclusionReason.FORECAST: "pods that would not fit on other nodes",
     ExclusionReason.PRICE: "price not known or not settled",
     ExclusionReason.GANG: "a gang that cannot move whole",
     ExclusionReason.SPREAD: "a strict spread that cannot move whole",
@@ -123,6 +124,12 @@ def _pace(proposal: ExchangeProposal) -> str:
             return "Not ready: proposals before it take the number of machines that may go at a time."
         case WaitReason.DOES_NOT_PACK:
             return "Not ready: the planner finds no place for all pods of the cluster on the machines afterwards."
+        case WaitReason.NO_STOCK:
+            return "Not ready: exchanges under way take the machines on offer that would come."
+        case WaitReason.FORECAST:
+            return "Not ready: the operator is asked whether the pods of what goes would fit on the other nodes."
+        case WaitReason.WOULD_NOT_FIT:
+            return "Not ready: the pods of what goes would not fit on the other nodes; the shard's log names the first."
 
 
 def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:

@@ -53,6 +53,12 @@ class WaitReason(Enum):
     BUDGET = "budget"
     #: The planner finds no place for all pods of the cluster afterwards.
     DOES_NOT_PACK = "does-not-pack"
+    #: Exchanges under way, of other clusters too, take what is on offer.
+    NO_STOCK = "no-stock"
+    #: The operator is asked whether the pods of what goes would find a place.
+    FORECAST = "forecast"
+    #: The operator said that they would not.
+    WOULD_NOT_FIT = "would-not-fit"
 
 
 class BlockReason(Enum):
@@ -76,7 +82,10 @@ class ExclusionReason(Enum):
 
     PINNED = "pinned"
     COOLING = "cooling"
+    #: It is held after its operator refused a drain.
     WOULD_NOT_FIT = "would-not-fit"
+    #: Its operator said that its pods would not fit on other nodes if it were drained.
+    FORECAST = "forecast"
     PRICE = "price"
     #: A gang or a strict spread moves as a whole, and another machine of it is excluded, or shares pods with others.
     GANG = "gang"
@@ -155,6 +164,13 @@ class WholeCluster:
 
     problem: Problem
     keys: tuple[ClassKey, ...]
+
+    def offers(self, wanted: Counter[ClassKey]) -> bool:
+        """Return whether so many machines of each class are on offer."""
+        left = Counter(wanted)
+        for key, of in zip(self.keys, self.problem.classes, strict=True):
+            left[key] -= left[key] if of.stock is None else of.stock
+        return not +left
 
     def after(self, goes: Counter[ClassKey], comes: Counter[ClassKey]) -> Problem | None:
         """Return the problem with nothing on offer, once so many machines of each class have gone and come.
@@ -265,6 +281,14 @@ class ExchangeProposal:
     gate: GateTerms
     #: None: it is ready.
     waits_for: WaitReason | None = None
+
+    @property
+    def comes_by_class(self) -> Counter[ClassKey]:
+        """Return how many machines of each class come."""
+        found: Counter[ClassKey] = Counter()
+        for kind, count in self.comes:
+            found[kind.key] += count
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

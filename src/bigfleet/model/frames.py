@@ -20,6 +20,7 @@ PROTOCOL_VERSION = "v1alpha1"
 CAPABILITY_NODE_STATUS = "node-status"
 CAPABILITY_DRAIN_RESULT = "drain-result"
 CAPABILITY_NEED_STATUS = "need-status"
+CAPABILITY_DRAIN_FORECAST = "drain-forecast"
 
 ECHO_HELLO = "hello"
 ECHO_ROLLUP = "rollup"
@@ -47,6 +48,15 @@ class DrainOutcome(IntEnum):
     FAILED = 4
     #: The evicted pods would not fit on the other nodes, or must not be evicted; the node stays in service.
     WOULD_NOT_FIT = 100
+
+
+class ForecastOutcome(IntEnum):
+    """Whether the pods of nodes that may be drained would find a place. The numbers are those of the wire."""
+
+    #: The operator does not know.
+    UNSPECIFIED = 0
+    FITS = 1
+    WOULD_NOT_FIT = 2
 
 
 class Confidence(IntEnum):
@@ -153,6 +163,18 @@ class DrainResult:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainForecast:
+    """Answers a DrainForecastRequest."""
+
+    request_id: str
+    outcome: ForecastOutcome
+    #: With WOULD_NOT_FIT: the first machine whose pods have no place.
+    machine_id: str = ""
+    #: With WOULD_NOT_FIT: the first pod, and why; else why it is not known.
+    message: str = ""
+
+
 # ---- shard to operator ------------------------------------------------------------------------------------------
 
 
@@ -202,6 +224,34 @@ class ReclaimInstruction:
     preemptor_priority: int = 0
     #: reclaim, preempt, cross_shard_preempt or unjoined.
     reason: str = "reclaim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComingNodes:
+    """Equal nodes that do not exist yet."""
+
+    count: int
+    labels: Mapping[str, str]
+    #: What pods may use, Kubernetes quantities: allocatable less what DaemonSets take.
+    resources: Mapping[str, str]
+    taints: tuple[Taint, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainForecastRequest:
+    """Asks whether pods would find a place if nodes were drained, once others have come; coalesces."""
+
+    request_id: str
+    #: The machines whose nodes would be drained, in this order.
+    machine_ids: tuple[str, ...]
+    comes: tuple[ComingNodes, ...] = ()
+    #: `least-allocated` or `most-allocated`: the order in which the cluster's scheduler prefers nodes.
+    scheduler: str = "least-allocated"
+
+    @property
+    def supersedes_key(self) -> str:
+        """The key under which a newer frame replaces a queued one."""
+        return "forecast"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +331,12 @@ class NeedStatusUpdate:
 
 
 ShardFrame = (
-    Acknowledgement | BootstrapRequest | ReclaimInstruction | NodeStateUpdate | AvailableCapacity | NeedStatusUpdate
+    Acknowledgement
+    | BootstrapRequest
+    | ReclaimInstruction
+    | NodeStateUpdate
+    | AvailableCapacity
+    | NeedStatusUpdate
+    | DrainForecastRequest
 )
-OperatorFrame = Hello | RollUp | BootstrapResponse | ReclaimAck | NodeStatus | DrainResult
+OperatorFrame = Hello | RollUp | BootstrapResponse | ReclaimAck | NodeStatus | DrainResult | DrainForecast

@@ -31,6 +31,7 @@ from bigfleet.operator.kubernetes.timestamps import unix_seconds
 from bigfleet.operator.metrics import AgentFigures, OperatorMetrics
 from bigfleet.operator.nodes.available_capacity import AvailableCapacities
 from bigfleet.operator.nodes.drain_executor import DrainExecutor
+from bigfleet.operator.nodes.drain_forecast import DrainForecaster
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import Preflight
@@ -113,7 +114,16 @@ class KubernetesAgent:
             api=api, nodes=self._nodes, queue=self._queue, clock=clock, on_write=metrics.upcoming_node_written
         )
         self._hints = AvailableCapacities(api=api, stored=views.available_capacities, queue=self._queue, clock=clock)
-        self._drains = self._make_drains(api, pods_by_node, rng, force=settings.drain_force)
+        preflight = Preflight(nodes=self._nodes, pods=pods_by_node, clock=clock)
+        self._drains = self._make_drains(api, pods_by_node, preflight, rng, force=settings.drain_force)
+        self._forecasts = DrainForecaster(
+            nodes=self._nodes,
+            pods=pods_by_node,
+            preflight=preflight,
+            leaving=self._drains.leaving,
+            clock=clock,
+            answer=self._session.forecast_made,
+        )
         overheads = NodeOverheads(views.daemon_sets)
         domains = GangDomains(views.nodes)
         joined = JoinedNodes(pods=pods_by_node, clock=clock)
@@ -152,12 +162,14 @@ class KubernetesAgent:
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
 
-    def _make_drains(self, api: KubernetesApi, pods: PodsByNode, rng: Rng, *, force: bool) -> DrainExecutor:
+    def _make_drains(
+        self, api: KubernetesApi, pods: PodsByNode, preflight: Preflight, rng: Rng, *, force: bool
+    ) -> DrainExecutor:
         return DrainExecutor(
             api=api,
             nodes=self._nodes,
             pods=pods,
-            preflight=Preflight(nodes=self._nodes, pods=pods, clock=self._clock),
+            preflight=preflight,
             clock=self._clock,
             rng=rng,
             finished=self._drain_finished,
@@ -192,6 +204,7 @@ class KubernetesAgent:
                 ("statuses", self._statuses.run()),
                 ("hints", self._hints.run()),
                 ("drains", self._drains.run()),
+                ("forecasts", self._forecasts.run()),
                 ("conditions", self._writer.run()),
                 ("bootstrap", self._bootstrap.run()),
                 ("events", self._events.run()),
@@ -254,6 +267,10 @@ class KubernetesAgent:
         """Judge the requests, and the pods that wait although their need is met."""
         self._waiting.need_status(update)
         self._verdicts.need_status(update)
+
+    def drain_forecast(self, request: frames.DrainForecastRequest) -> None:
+        """Answer soon."""
+        self._forecasts.ask(request)
 
     def drain_started(self, drain: DrainRecord) -> None:
         """Begin a drain, or hasten it."""

@@ -1,14 +1,23 @@
 """Orders the frames that a session sends: a bounded queue per kind, in the order of docs/spec/operator.md §4.
 
-Bootstrap answers first, then reclaim acks and drain results, then node statuses, then the roll-up. Adding a frame never
-waits: a full queue drops frames that may be dropped and reports it; the number of all others is bounded by the cluster.
+Bootstrap answers first, then reclaim acks and drain results, then the forecast, then node statuses, then the roll-up. Adding
+a frame never waits: a full queue drops frames that may be dropped and reports it; the number of all others is bounded by the
+cluster.
 """
 
 import asyncio
 from collections import deque
 from typing import TypeVar
 
-from bigfleet.model.frames import BootstrapResponse, DrainResult, NodeStatus, OperatorFrame, ReclaimAck, RollUp
+from bigfleet.model.frames import (
+    BootstrapResponse,
+    DrainForecast,
+    DrainResult,
+    NodeStatus,
+    OperatorFrame,
+    ReclaimAck,
+    RollUp,
+)
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -24,6 +33,7 @@ class OperatorOutbox:
         #: Acks by instruction: a re-sent instruction is acked once more, not twice.
         self._acks: dict[str, ReclaimAck] = {}
         self._results: dict[tuple[str, str], DrainResult] = {}
+        self._forecast: DrainForecast | None = None
         self._statuses: dict[str, NodeStatus] = {}
         self._roll_up: RollUp | None = None
         self._filled = asyncio.Event()
@@ -31,7 +41,7 @@ class OperatorOutbox:
         #: Roll-ups that a newer one replaced before they were taken.
         self.replaced_total = 0
 
-    def put(self, frame: BootstrapResponse | ReclaimAck | DrainResult | NodeStatus | RollUp) -> bool:
+    def put(self, frame: BootstrapResponse | ReclaimAck | DrainResult | DrainForecast | NodeStatus | RollUp) -> bool:
         """Queue a frame; False when it was dropped because its queue is full. Newer frames replace older equals."""
         match frame:
             case BootstrapResponse():
@@ -43,6 +53,8 @@ class OperatorOutbox:
                 self._acks[frame.instruction_id] = frame
             case DrainResult():
                 self._results[(frame.instruction_id, frame.machine_id)] = frame
+            case DrainForecast():
+                self._forecast = frame
             case NodeStatus():
                 # Removed first, so that the newer status goes to the tail.
                 self._statuses.pop(frame.machine_id, None)
@@ -62,6 +74,9 @@ class OperatorOutbox:
                 return _pop_first(self._acks)
             if self._results:
                 return _pop_first(self._results)
+            if self._forecast is not None:
+                forecast, self._forecast = self._forecast, None
+                return forecast
             if self._statuses:
                 return _pop_first(self._statuses)
             if self._roll_up is not None:
@@ -77,6 +92,7 @@ class OperatorOutbox:
         table when the next session opens.
         """
         self._answers.clear()
+        self._forecast = None
         self._statuses.clear()
         self._roll_up = None
 

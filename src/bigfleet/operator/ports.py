@@ -14,6 +14,7 @@ from bigfleet.model.frames import (
     AvailableCapacity,
     BootstrapRequest,
     BootstrapResponse,
+    DrainForecastRequest,
     NeedStatusUpdate,
     NodeStateUpdate,
     NodeStatus,
@@ -108,6 +109,10 @@ class ClusterAgent(Protocol):
 
     def need_status(self, update: NeedStatusUpdate) -> None:
         """Hear the shard's verdict on the needs of one roll-up; a later one takes its place."""
+        ...
+
+    def drain_forecast(self, request: DrainForecastRequest) -> None:
+        """Hear a question about drains; its answer goes to `SessionClient.forecast_made`, a newer one replaces it."""
         ...
 
     def drain_started(self, drain: DrainRecord) -> None:

@@ -23,7 +23,14 @@ from bigfleet.operator.ports import ClusterAgent, EndKind, SessionDialer, Sessio
 
 log = structlog.get_logger(__name__)
 
-CAPABILITIES = frozenset({frames.CAPABILITY_NODE_STATUS, frames.CAPABILITY_DRAIN_RESULT, frames.CAPABILITY_NEED_STATUS})
+CAPABILITIES = frozenset(
+    {
+        frames.CAPABILITY_NODE_STATUS,
+        frames.CAPABILITY_DRAIN_RESULT,
+        frames.CAPABILITY_NEED_STATUS,
+        frames.CAPABILITY_DRAIN_FORECAST,
+    }
+)
 HELLO_SECONDS_MAX = 10.0
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
@@ -130,6 +137,11 @@ class SessionClient:
         """Note how a drain ended, and report it to the shard now or when the next session opens."""
         if self._drains.finish(result) and frames.CAPABILITY_DRAIN_RESULT in (self._shard_capabilities or ()):
             self._outbox.put(result)
+
+    def forecast_made(self, forecast: frames.DrainForecast) -> None:
+        """Answer the shard, if it is there and asks for such answers."""
+        if frames.CAPABILITY_DRAIN_FORECAST in (self._shard_capabilities or ()):
+            self._outbox.put(forecast)
 
     async def run(self) -> None:
         """Maintain a session until cancelled."""
@@ -268,6 +280,8 @@ class SessionClient:
                     self._agent.available(hint)
                 case frames.NeedStatusUpdate() as update:
                     self._agent.need_status(update)
+                case frames.DrainForecastRequest() as request:
+                    self._agent.drain_forecast(request)
                 case None:
                     log.debug("operator.frame_skipped", cluster=self._cluster, reason="its kind is unknown")
 

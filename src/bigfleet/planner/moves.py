@@ -11,6 +11,7 @@ import numpy as np
 from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.packing import FirstFit
+from bigfleet.planner.starts import is_fixed
 
 _COST_MAX: Final = 1 << 42
 
@@ -19,12 +20,12 @@ class FleetMoves:
     """Proposes neighbours of fleets of one core."""
 
     def __init__(self, core: Core, first_fit: FirstFit) -> None:
-        """Prepare for moves that add and remove machines that are not held."""
+        """Prepare for moves that add and remove machines that are not fixed."""
         self._core = core
         self._first_fit = first_fit
         self._state = np.array([len(core.columns) + 1], np.int64)
         self._cost = np.minimum(core.cost, _COST_MAX)
-        self._removable = np.array([not column.is_held for column in core.columns], np.int64)
+        self._removable = 1 - is_fixed(core)
         self._addable = np.flatnonzero(self._removable).astype(np.int64)
 
     def neighbours(self, fleet: Fleet, value: int, wanted: int, most: int, numbers: Sequence[int]) -> list[Fleet]:

@@ -10,7 +10,7 @@ from bigfleet.planner.arena import Fleet, Int
 from bigfleet.planner.core import Core
 from bigfleet.planner.moves import FleetMoves
 from bigfleet.planner.packing import SEQUENCE, FirstFit
-from bigfleet.planner.starts import completed, merged, packable, paid_anyway, starting_fleets
+from bigfleet.planner.starts import completed, is_fixed, merged, packable, paid_anyway, starting_fleets
 from bigfleet.planner.valuation import Valuation
 
 #: Numbers of orders: of the starts, of the rounds, and of the final comparison. They differ: a fleet that was chosen
@@ -241,7 +241,7 @@ class Search:
         Fleets of one machine more are looked at as long as there are few of them.
         """
         core = self.core
-        addable = [c for c, column in enumerate(core.columns) if not column.is_held]
+        addable = [int(c) for c in np.flatnonzero(is_fixed(core) == 0)]
         held = np.array([count * core.supply[c] for c, count in base], np.int64).reshape(-1, core.supply.shape[1])
         wanted = core.demand - held.sum(axis=0)
         start = sum(int(core.cost[c]) * count for c, count in base)

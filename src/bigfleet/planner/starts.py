@@ -92,7 +92,8 @@ def packable(core: Core, first_fit: FirstFit, fleets: Sequence[Fleet], orders: i
 
 def paid_anyway(core: Core) -> Fleet:
     """Return all machines that can be had for nothing: bare metal and reservations, as far as they are few."""
-    columns = [c for c, each in enumerate(core.columns) if not each.is_held and not each.cost and each.stock < PLENTY]
+    fixed = is_fixed(core)
+    columns = [c for c, each in enumerate(core.columns) if not fixed[c] and not each.cost and each.stock < PLENTY]
     machines = sum(core.columns[c].stock for c in columns)
     if machines > _PAID_MOST * max(1, int(core.count.sum())):
         return ()
@@ -100,8 +101,8 @@ def paid_anyway(core: Core) -> Fleet:
 
 
 def stock_beside(core: Core, fleet: Fleet) -> Int:
-    """Return how many acquirable machines of each column are left beside a fleet; held ones are none."""
-    stock = np.where(is_held(core), 0, core.stock)
+    """Return how many machines of each column may be added to a fleet; fixed ones are none."""
+    stock = np.where(is_fixed(core), 0, core.stock)
     for column, count in fleet:
         stock[column] = max(0, int(stock[column]) - count)
     return stock
@@ -112,14 +113,24 @@ def is_held(core: Core) -> Int:
     return np.array([int(column.is_held) for column in core.columns], np.int64)
 
 
+def is_fixed(core: Core) -> Int:
+    """Return 1 for the columns of held machines that stay, (C).
+
+    Where machines may be exchanged there are none: held machines are chosen as others are, at the price of what is
+    held.
+    """
+    return np.zeros(len(core.columns), np.int64) if core.problem.may_exchange else is_held(core)
+
+
 # ---- fleets led by one type ----------------------------------------------------------------------------------------
 
 
 def kinds(core: Core) -> list[list[int]]:
-    """Return the acquirable columns grouped by kind, in the order of their first columns."""
+    """Return the columns that are not fixed grouped by kind, in the order of their first columns."""
     groups: defaultdict[tuple[object, ...], list[int]] = defaultdict(list)
+    fixed = is_fixed(core)
     for c, column in enumerate(core.columns):
-        if not column.is_held:
+        if not fixed[c]:
             kind = core.problem.classes[column.machine_class]
             groups[tuple(core.supply[c].tolist()), int(core.cost[c]), kind.probability].append(c)
     return list(groups.values())

@@ -31,6 +31,8 @@ from bigfleet.shard.sessions.demand import RollUpOutcome
 _PREFIX = "bigfleet_shard"
 #: Of proposals that are ready, and of those that are not.
 EXCHANGE_SAVINGS = ("promised", "waiting", "ended", "realised")
+#: See `bigfleet.shard.exchange.forecasts`.
+EXCHANGE_FORECASTS = ("not_known", "fits", "would_not_fit")
 EXCHANGE_WAITS = ("nothing", *(reason.value for reason in WaitReason))
 EXCHANGE_OUTCOMES = ("searched", "unchanged", "failed")
 #: Why a row can be short, all that a gauge may say.
@@ -202,6 +204,9 @@ class ShardMetrics:
             "exchange_blocked_clusters", "Clusters of which nothing is exchanged for now", ["reason"]
         )
         self.exchange_searches = counter("exchange_searches_total", "Clusters looked at for exchanges", ["outcome"])
+        self.exchange_forecasts = counter(
+            "exchange_forecasts_total", "Answers of operators about exchanges that may begin", ["outcome"]
+        )
         self.exchanges_under_way = gauge("exchanges_under_way", "Exchanges that are carried out")
         self.exchanges_ended = counter("exchanges_ended_total", "Exchanges that ended", ["end"])
         for saving in EXCHANGE_SAVINGS:
@@ -212,6 +217,8 @@ class ShardMetrics:
             self.exchange_blocked.labels(reason.value)
         for end in ExchangeEnd:
             self.exchanges_ended.labels(end.value)
+        for forecast in EXCHANGE_FORECASTS:
+            self.exchange_forecasts.labels(forecast)
         for outcome in EXCHANGE_OUTCOMES:
             self.exchange_searches.labels(outcome)
 

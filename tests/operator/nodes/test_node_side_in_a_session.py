@@ -71,6 +71,9 @@ class NodeAgent:
     def available(self, hint: frames.AvailableCapacity) -> None:
         self.parts.hints.available(hint)
 
+    def drain_forecast(self, request: frames.DrainForecastRequest) -> None:
+        pass
+
     def drain_started(self, drain: DrainRecord) -> None:
         self.parts.upcoming.drain_started(drain)
         self.parts.drains.start(drain)

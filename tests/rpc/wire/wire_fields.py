@@ -114,6 +114,7 @@ SHARD: dict[str, Fields] = {
         "reclaim_ack": (4, "ReclaimAck"),
         "node_status": (100, "NodeStatus"),
         "drain_result": (101, "DrainResult"),
+        "drain_forecast": (102, "DrainForecast"),
     },
     "ShardMessage": {
         "ack": (1, "Acknowledgement"),
@@ -122,6 +123,7 @@ SHARD: dict[str, Fields] = {
         "node_state_update": (4, "NodeStateUpdate"),
         "available_capacity": (5, "AvailableCapacityUpdate"),
         "need_status": (100, "NeedStatusUpdate"),
+        "drain_forecast_request": (101, "DrainForecastRequest"),
     },
     "Hello": {"cluster_id": (1, "str"), "protocol_version": (3, "str"), "capabilities": (100, "*str")},
     "Acknowledgement": {
@@ -193,6 +195,25 @@ SHARD: dict[str, Fields] = {
         "instruction_id": (1, "str"),
         "machine_id": (2, "str"),
         "outcome": (3, "DrainResult.Outcome"),
+        "message": (4, "str"),
+    },
+    "DrainForecastRequest": {
+        "supersedes_key": (1, "str"),
+        "request_id": (2, "str"),
+        "machine_ids": (3, "*str"),
+        "comes": (4, "*ComingNodes"),
+        "scheduler": (5, "str"),
+    },
+    "ComingNodes": {
+        "count": (1, "i32"),
+        "labels": (2, "{str:str}"),
+        "resources": (3, "Resources"),
+        "taints": (4, "*Taint"),
+    },
+    "DrainForecast": {
+        "request_id": (1, "str"),
+        "outcome": (2, "DrainForecast.Outcome"),
+        "machine_id": (3, "str"),
         "message": (4, "str"),
     },
     "NeedStatusUpdate": {

@@ -23,7 +23,15 @@ MESSAGES: dict[str, dict[str, Fields]] = {
 #: {message: {oneof: members}}
 ONEOFS: dict[str, dict[str, tuple[str, ...]]] = {
     "OperatorMessage": {
-        "payload": ("hello", "rollup", "bootstrap_response", "reclaim_ack", "node_status", "drain_result")
+        "payload": (
+            "hello",
+            "rollup",
+            "bootstrap_response",
+            "reclaim_ack",
+            "node_status",
+            "drain_result",
+            "drain_forecast",
+        )
     },
     "ShardMessage": {
         "payload": (
@@ -33,6 +41,7 @@ ONEOFS: dict[str, dict[str, tuple[str, ...]]] = {
             "node_state_update",
             "available_capacity",
             "need_status",
+            "drain_forecast_request",
         )
     },
     "InspectNeedsResponse": {"frame": ("header", "need")},
@@ -131,6 +140,11 @@ ENUMS: dict[str, dict[str, int]] = {
         "CONFIDENCE_LOW": 2,
         "CONFIDENCE_MEDIUM": 3,
         "CONFIDENCE_HIGH": 4,
+    },
+    "DrainForecast.Outcome": {
+        "OUTCOME_UNSPECIFIED": 0,
+        "OUTCOME_FITS": 1,
+        "OUTCOME_WOULD_NOT_FIT": 2,
     },
     "DrainResult.Outcome": {
         "OUTCOME_UNSPECIFIED": 0,

@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
+from bigfleet.engine.targets import Target
 from bigfleet.exchange.course import ACQUIRING_SECONDS_MAX, ExchangeEnd, ExchangePhase
-from bigfleet.exchange.values import BlockReason, ExchangeMode, ExclusionReason
+from bigfleet.exchange.values import (
+    BlockReason,
+    ClusterExchanges,
+    ExchangeMode,
+    ExchangeQuestion,
+    ExclusionReason,
+    WaitReason,
+)
 from bigfleet.model.frames import DrainOutcome
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 from bigfleet.shard.cluster_policy import ClusterPolicies, ClusterPolicy
@@ -18,7 +26,7 @@ from bigfleet.shard.exchange.exchange_records import ExchangeRecord, MemoryExcha
 from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
 from bigfleet.shard.sessions.outbox import CloseReason
 from tests.shard.cycle.test_pods import pods
-from tests.shard.exchange.test_proposals import Fleet, dear, spot
+from tests.shard.exchange.test_proposals import Fleet, Workers, dear, spot
 
 S = MachineState
 
@@ -247,6 +255,23 @@ async def test_a_node_whose_pods_fit_nowhere_else_ends_it() -> None:
     assert fleet.drained() == []
 
 
+async def test_what_came_leaves_again_when_what_goes_cannot_leave() -> None:
+    """Both sets are paid for until then; without that the cluster would ask for the dear machine again and again."""
+    fleet = Exchanging()
+    fleet.operator.report(pods("c1", ("500m", 8)))
+    await fleet.minutes(15)
+    (stays,) = fleet.holds()
+    fleet.operator.refuses = {stays}
+    await fleet.until(ExchangePhase.DRAINING)
+    await fleet.minutes(13)
+    assert fleet.end() == "would-not-fit"
+    assert fleet.holds() == [stays, "spot0"]
+
+    await fleet.minutes(30)
+    assert fleet.holds() == [stays]
+    assert fleet.world.outcomes().count(("Reclaim", stays, "would_not_fit")) == 1
+
+
 async def test_an_operator_that_goes_away_ends_it() -> None:
     """Nobody would evict the pods under their budgets."""
     fleet = Exchanging()
@@ -323,3 +348,114 @@ async def test_an_exchange_that_cannot_be_recorded_is_not_begun() -> None:
 
     assert fleet.only().proposals[0].waits_for is None
     assert (fleet.phase, fleet.holds()) == (None, ["c1-dear0", "c1-dear1"])
+
+
+async def test_an_exchange_waits_for_machines_that_the_composition_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next decision acquires them, which would end it."""
+    fleet = Exchanging()
+    plans = fleet.world.shard.plans
+    known = plans.target_of
+
+    def lacking(cluster: str) -> Target | None:
+        target = known(cluster)
+        return None if target is None else replace(target, counts={key: n + 1 for key, n in target.counts.items()})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plans, "target_of", lacking)
+        await fleet.minutes(20)
+        assert fleet.records_of() == []
+        assert [each.waits_for for each in fleet.only().proposals] == [None]
+    await fleet.minutes(1)
+
+    assert len(fleet.records_of()) == 1
+
+
+def two_clusters_and_one_offer(**fields: Any) -> Exchanging:
+    """Return two clusters, each of which could exchange two machines for the only one on offer."""
+    fleet = Exchanging(dear(0, "c2"), dear(1, "c2"), **fields)
+    for number in (1, 2, 3):
+        del fleet.provider.records[f"spot{number}"]
+    fleet.world.connect("c2").report(pods("c2", ("500m", 12)))
+    return fleet
+
+
+def reasons(fleet: Exchanging, cluster: str) -> list[WaitReason | None]:
+    """Return what the proposals of a cluster wait for."""
+    (found,) = fleet.exchanges.found(cluster)
+    return [each.waits_for for each in found.exchanges.proposals]
+
+
+class SlowWorkers(Workers):
+    """Let cycles go on while they search for the second cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet: Exchanging | None = None
+
+    async def find_exchanges(self, question: ExchangeQuestion) -> ClusterExchanges:
+        """Return what can be exchanged, by then of machines that are no longer on offer."""
+        if question.cluster == "c2" and self.fleet is not None and self.fleet.phase is not None:
+            await self.fleet.minutes(3, looks=False)
+        return await super().find_exchanges(question)
+
+
+async def test_two_clusters_do_not_begin_for_the_same_last_machine() -> None:
+    """Both are asked about the one machine on offer in the same minute; only one begins."""
+    fleet = two_clusters_and_one_offer()
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert reasons(fleet, "c2") == [WaitReason.NO_STOCK]
+    assert fleet.world.metric("exchange_proposals", waits_for="no-stock") == 1
+
+    await fleet.minutes(40)
+    assert [(record.cluster, record.end) for record in fleet.records_of()] == [("c1", "done")]
+
+
+async def test_a_machine_that_the_same_cycle_gave_to_pods_is_not_promised() -> None:
+    """The cycle that is looked at saw it on offer, and gave it away: nothing would come for half an hour."""
+    fleet = Exchanging()
+    for number in (1, 2, 3):
+        del fleet.provider.records[f"spot{number}"]
+    other = fleet.world.connect("c2")
+    await fleet.minutes(15)
+    other.report(pods("c2", ("500m", 12)))
+    await fleet.minutes(1)
+    assert fleet.provider.records["spot0"].cluster == "c2"
+    assert reasons(fleet, "c1") == [WaitReason.NO_STOCK]
+
+    await fleet.minutes(5)
+    assert fleet.records_of() == []
+
+
+async def test_a_machine_that_is_no_longer_taken_is_free_for_the_other_cluster() -> None:
+    """The exchange that was to take it ended before it was acquired; nothing else changed."""
+    fleet = two_clusters_and_one_offer()
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert reasons(fleet, "c2") == [WaitReason.NO_STOCK]
+    fleet.world.shard.exchanges.abandon("c1", ExchangeEnd.PRICE_MOVED)
+    await fleet.minutes(1)
+    assert [record.cluster for record in fleet.records_of()] == ["c1", "c2"]
+
+
+async def test_a_machine_that_comes_during_a_search_is_not_promised_twice() -> None:
+    """The other cluster was asked while it was still on offer."""
+    workers = SlowWorkers()
+    fleet = workers.fleet = two_clusters_and_one_offer(workers=workers)
+    await fleet.minutes(60)
+    assert fleet.provider.records["spot0"].cluster == "c1"
+    assert [record.cluster for record in fleet.records_of()] == ["c1"]
+
+
+async def test_a_machine_of_the_same_class_that_is_held_does_not_count_as_one_that_comes() -> None:
+    """The cluster has one beyond its composition: it is excess, and its pods fit nowhere else."""
+    fleet = Exchanging()
+    await fleet.minutes(2, looks=False)
+    fleet.provider.add(replace(spot(9), state=S.CONFIGURED, cluster=ClusterId("c1"), host=dear(9).host))
+    fleet.operator.drain = (DrainOutcome.WOULD_NOT_FIT, 1.0)
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert dict(fleet.only().excluded) == {ExclusionReason.WOULD_NOT_FIT: 1}
+    fleet.operator.drain = (DrainOutcome.DRAINED, 1.0)
+    await fleet.minutes(1)
+    assert fleet.holds() == ["c1-dear0", "c1-dear1", "spot0", "spot9"]
+
+    await fleet.minutes(40)
+    assert fleet.end() == "done"

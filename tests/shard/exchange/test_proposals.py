@@ -319,4 +319,5 @@ async def test_the_background_loop_goes_on_after_a_failure(monkeypatch: pytest.M
 
 def test_reasons_of_waiting_are_values() -> None:
     """The metric has a series for each."""
-    assert {reason.value for reason in WaitReason} == {"saves-too-little", "does-not-pay", "budget", "does-not-pack"}
+    names = {"saves-too-little", "does-not-pay", "budget", "does-not-pack", "no-stock", "forecast", "would-not-fit"}
+    assert {reason.value for reason in WaitReason} == names

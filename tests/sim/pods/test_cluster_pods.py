@@ -247,6 +247,23 @@ def test_cordoned_nodes_and_limits_count_in_the_preflight() -> None:
     assert len(bench.pods.do_not_fit("a")) == 1
 
 
+def test_nodes_that_leave_one_after_the_other_are_forecast_together() -> None:
+    """What the scheduler moves to a node takes room from the next; nothing is changed."""
+    bench, large, small = Bench(), template("large", "3"), template("small", "1")
+    for machine_id in ("a", "b", "c"):
+        bench.pods.join(node(machine_id))
+    bench.pods.resize(large, 1)
+    bench.pods.resize(small, 2)
+    before = (bench.where("large"), bench.where("small"))
+    assert before == (["a"], ["b", "c"])
+
+    assert bench.pods.forecast(("b",), ()) is None
+    assert bench.pods.forecast(("b", "a"), ()) == ("a", 1)
+    assert bench.pods.forecast(("b", "a"), [node("d")]) is None
+    assert bench.pods.forecast(("x",), ()) is None
+    assert (bench.where("large"), bench.where("small")) == before
+
+
 # ---- pods that wait ----------------------------------------------------------------------------------------------
 
 

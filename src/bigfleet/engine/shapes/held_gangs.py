@@ -93,8 +93,11 @@ def place_whole(row: RowState, index: HostIndex, planned: Set[str | None]) -> st
     values: Iterable[str] = domains
     if shares or planned:
         values = sorted(domains, key=lambda value: (-shares.get(value, 0), value not in planned, value))
+    needed = _needed(row, least.dimension)
     for value in values:
         hosts = _open_hosts(domains[value], least)
+        if not _have_room(hosts, least.dimension, needed):
+            continue
         if value in own:
             mine = frozenset(own[value])
             hosts = sorted(hosts, key=lambda host: host not in mine)
@@ -115,6 +118,22 @@ def _own_by_domain(row: RowState, index: HostIndex) -> dict[str, list[HostState]
         if value is not None and row.may_use(host.machine, host.shape):
             found.setdefault(value, []).append(host)
     return found
+
+
+def _needed(row: RowState, dimension: int) -> int:
+    """Return what the row has left of one dimension."""
+    if row.divisible is not None:
+        return row.divisible.get(dimension, 0)
+    return sum([milli * group.left for group in row.groups for d, milli in group.request if d == dimension])
+
+
+def _have_room(hosts: Iterable[HostState], dimension: int, milli: int) -> bool:
+    """Return whether hosts have so much room of one dimension in all; most small domains fail by this."""
+    for host in hosts:
+        if milli <= 0:
+            break
+        milli -= host.room[dimension]
+    return milli <= 0
 
 
 def _places_all(row: RowState, hosts: Sequence[HostState]) -> bool:

@@ -254,7 +254,7 @@ class DrainExecutor:
             raise DrainEnded(*drain.fault)
         node = self._nodes.node(drain.node_name)
         if drain.is_voluntary and not drain.is_begun and node is not None:
-            refusal = self._preflight.refusal(drain.record.machine_id, node, leaving=self._leaving())
+            refusal = self._preflight.refusal(drain.record.machine_id, node, leaving=self.leaving())
             if refusal is not None:
                 raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, refusal)
         flow = NodeDrain(drain, self._tools)
@@ -271,7 +271,7 @@ class DrainExecutor:
             )
         await flow.evict()
 
-    def _leaving(self) -> set[str]:
+    def leaving(self) -> set[str]:
         """Return the Nodes that are drained, or are about to be."""
         return {
             drain.node_name

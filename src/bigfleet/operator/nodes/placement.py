@@ -30,6 +30,8 @@ class NodeRoom:
     node: NodeObject
     free: dict[str, int]
     pods: int
+    #: All of it, free or not.
+    capacity: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, node: NodeObject, requested: Mapping[str, int], pods: int) -> "NodeRoom":
@@ -41,7 +43,8 @@ class NodeRoom:
             except QuantityError:
                 continue
         slots = allocatable.pop(_PODS, 0) // MILLI
-        return cls(node, {name: milli - requested.get(name, 0) for name, milli in allocatable.items()}, slots - pods)
+        free = {name: milli - requested.get(name, 0) for name, milli in allocatable.items()}
+        return cls(node, free, slots - pods, allocatable)
 
     def take(self, requests: Mapping[str, int]) -> None:
         """Take the room of one pod."""
@@ -58,6 +61,10 @@ class NodeRoom:
             if self.free.get(name, 0) < milli:
                 return min(n for n, m in requests.items() if self.free.get(n, 0) < m)
         return None
+
+
+#: How good a room is for a pod with these requests; more is better.
+RoomScore = Callable[[NodeRoom, dict[str, int]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +103,14 @@ class PodPlacer:
         residents: Callable[[], Iterable[Located]],
         anti_affine: Sequence[Located],
         nodes: Sequence[NodeObject],
+        score: RoomScore | None = None,
     ) -> None:
         """`residents` are all pods that stay, with their nodes; it is called once, and only if a rule asks for it.
 
-        `anti_affine` are those of them with anti-affinity; `nodes` are all nodes that stay, schedulable or not.
+        `anti_affine` are those of them with anti-affinity; `nodes` are all nodes that stay, schedulable or not. With
+        `score` a pod goes to the best of the rooms that may take it, not to the first.
         """
+        self._score = score
         self._rooms = rooms
         self._residents = residents
         self._located: Sequence[Located] | None = None
@@ -136,6 +146,10 @@ class PodPlacer:
         return placement
 
     def _find(self, pod: PodObject, kind: _Kind) -> NodeRoom | None:
+        score = self._score
+        if score is not None:
+            rooms = (room for room in self._rooms if self._fault(room, pod, kind) is None)
+            return max(rooms, key=lambda room: score(room, kind.requests), default=None)
         remembers = kind.rules.only_get_stricter
         for position in range(kind.start if remembers else 0, len(self._rooms)):
             room = self._rooms[position]

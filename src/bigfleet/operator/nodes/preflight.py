@@ -62,7 +62,7 @@ class Preflight:
         ]
         everyone = {pod.metadata.key: pod for pod in (*(p.pod for p in redirected), *moving)}
         staying = [promise for promise in self._all_promises() if all(promise is not other for other in redirected)]
-        placement = self._fit(away, staying).place(everyone.values(), size=_share_of(node))
+        placement = self._fit(away, staying).place(everyone.values(), size=share_of(node))
         if placement.unplaced is not None:
             key = placement.unplaced.pod.metadata.key
             return f"pod {'/'.join(key)} fits on no other node: {placement.unplaced.reason}"
@@ -79,7 +79,17 @@ class Preflight:
         """Take back the room that was promised for a machine's drain: it was withdrawn."""
         self._promises.pop(machine_id, None)
 
-    def _fit(self, away: Set[str], promises: Iterable[_Promise]) -> PodPlacer:
+    def rooms(self, away: Set[str]) -> tuple[dict[str, NodeRoom], dict[str, NodeObject], list[Located]]:
+        """Return the room on each schedulable node that stays, all nodes that stay, and promised pods.
+
+        The room that is promised to pods is taken.
+        """
+        self._prune()
+        return self._rooms(away, self._all_promises())
+
+    def _rooms(
+        self, away: Set[str], promises: Iterable[_Promise]
+    ) -> tuple[dict[str, NodeRoom], dict[str, NodeObject], list[Located]]:
         staying = {n.metadata.name: n for n in self._nodes.nodes() if n.metadata.name not in away}
         rooms = {}
         for name in sorted(staying):
@@ -93,6 +103,10 @@ class Preflight:
             if room is not None:
                 room.take(requested_by(promise.pod.spec))
                 promised.append((promise.pod, room.node))
+        return rooms, staying, promised
+
+    def _fit(self, away: Set[str], promises: Iterable[_Promise]) -> PodPlacer:
+        rooms, staying, promised = self._rooms(away, promises)
 
         def residents() -> Iterable[Located]:
             for name, node in staying.items():
@@ -139,7 +153,7 @@ def _takes_pods(node: NodeObject) -> bool:
     )
 
 
-def _share_of(node: NodeObject) -> Callable[[Mapping[str, int]], float]:
+def share_of(node: NodeObject) -> Callable[[Mapping[str, int]], float]:
     """Return a measure of requests: their largest share of the node's allocatable resources."""
     allocatable: dict[str, int] = {}
     for name, quantity in (node.status.allocatable or {}).items():

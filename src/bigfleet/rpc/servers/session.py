@@ -15,6 +15,7 @@ from grpc import aio
 
 from bigfleet.model.frames import (
     BootstrapResponse,
+    DrainForecast,
     DrainResult,
     Hello,
     MalformedMessage,
@@ -316,6 +317,9 @@ class _Stream:
             case DrainResult():
                 if not sessions.receive_drain_result(session, frame):
                     self._drop("drain_result", machine=frame.machine_id)
+            case DrainForecast():
+                if not sessions.receive_drain_forecast(session, frame):
+                    self._drop("drain_forecast", machine=frame.machine_id)
             case NodeStatus():
                 if not sessions.on_node_status(session, frame):
                     self._drop("node_status", machine=frame.machine_id)

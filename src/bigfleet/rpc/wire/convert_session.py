@@ -14,9 +14,13 @@ from bigfleet.model.frames import (
     AvailableCapacity,
     BootstrapRequest,
     BootstrapResponse,
+    ComingNodes,
     Confidence,
+    DrainForecast,
+    DrainForecastRequest,
     DrainOutcome,
     DrainResult,
+    ForecastOutcome,
     Hello,
     MalformedMessage,
     NeedStatus,
@@ -68,9 +72,12 @@ _NAME_SHOWN_CHARACTERS_MAX = 64
 _CONFIDENCES = {confidence.value: confidence for confidence in Confidence}
 _UNMET_REASONS = {reason.value: reason for reason in UnmetReason}
 _DRAIN_OUTCOMES = {outcome.value: outcome for outcome in DrainOutcome}
+_FORECAST_OUTCOMES = {outcome.value: outcome for outcome in ForecastOutcome}
 
 #: An operator's frame as the shard reads it: a roll-up's rows are not read yet.
-ReceivedOperatorFrame = Hello | ReceivedRollUp | BootstrapResponse | ReclaimAck | NodeStatus | DrainResult
+ReceivedOperatorFrame = (
+    Hello | ReceivedRollUp | BootstrapResponse | ReclaimAck | NodeStatus | DrainResult | DrainForecast
+)
 
 
 # ---- operator to shard ------------------------------------------------------------------------------------------
@@ -122,6 +129,15 @@ def operator_frame_to_wire(frame: OperatorFrame) -> shard_pb2.OperatorMessage:
                     message=_cut(frame.message),
                 )
             )
+        case DrainForecast():
+            return shard_pb2.OperatorMessage(
+                drain_forecast=shard_pb2.DrainForecast(
+                    request_id=frame.request_id,
+                    outcome=shard_pb2.DrainForecast.Outcome.ValueType(frame.outcome.value),
+                    machine_id=frame.machine_id,
+                    message=_cut(frame.message),
+                )
+            )
     assert_never(frame)
 
 
@@ -167,6 +183,14 @@ def operator_frame_from_wire(message: shard_pb2.OperatorMessage) -> ReceivedOper
                 machine_id=_name("drain_result.machine_id", result.machine_id),
                 outcome=_DRAIN_OUTCOMES.get(result.outcome, DrainOutcome.UNSPECIFIED),
                 message=_cut(result.message),
+            )
+        case "drain_forecast":
+            forecast = message.drain_forecast
+            return DrainForecast(
+                request_id=_name("drain_forecast.request_id", forecast.request_id),
+                outcome=_FORECAST_OUTCOMES.get(forecast.outcome, ForecastOutcome.UNSPECIFIED),
+                machine_id=_name("drain_forecast.machine_id", forecast.machine_id),
+                message=_cut(forecast.message),
             )
     return None
 
@@ -270,6 +294,8 @@ def shard_frame_to_wire(frame: ShardFrame) -> shard_pb2.ShardMessage:
             )
         case NeedStatusUpdate():
             return shard_pb2.ShardMessage(need_status=_need_status_update_to_wire(frame))
+        case DrainForecastRequest():
+            return shard_pb2.ShardMessage(drain_forecast_request=_forecast_request_to_wire(frame))
     assert_never(frame)
 
 
@@ -327,6 +353,24 @@ def _need_status_update_to_wire(frame: NeedStatusUpdate) -> shard_pb2.NeedStatus
     )
 
 
+def _forecast_request_to_wire(frame: DrainForecastRequest) -> shard_pb2.DrainForecastRequest:
+    return shard_pb2.DrainForecastRequest(
+        supersedes_key=frame.supersedes_key,
+        request_id=frame.request_id,
+        machine_ids=frame.machine_ids,
+        comes=[
+            shard_pb2.ComingNodes(
+                count=nodes.count,
+                labels=nodes.labels,
+                resources=resources_to_wire(nodes.resources),
+                taints=_taints_to_wire(nodes.taints),
+            )
+            for nodes in frame.comes
+        ],
+        scheduler=frame.scheduler,
+    )
+
+
 def shard_frame_from_wire(message: shard_pb2.ShardMessage) -> ShardFrame | None:
     """Return the frame, None for an unknown member."""
     match message.WhichOneof("payload"):
@@ -342,6 +386,8 @@ def shard_frame_from_wire(message: shard_pb2.ShardMessage) -> ShardFrame | None:
             return _available_capacity(message.available_capacity)
         case "need_status":
             return _need_status_update(message.need_status)
+        case "drain_forecast_request":
+            return _forecast_request(message.drain_forecast_request)
     return None
 
 
@@ -427,6 +473,23 @@ def _need_status_update(update: shard_pb2.NeedStatusUpdate) -> NeedStatusUpdate:
         rollup_timestamp_unix_nanos=update.rollup_timestamp_unix_nanos,
         truncated=update.truncated,
         coming=tuple((need.profile_fingerprint, need.group) for need in update.coming),
+    )
+
+
+def _forecast_request(request: shard_pb2.DrainForecastRequest) -> DrainForecastRequest:
+    return DrainForecastRequest(
+        request_id=request.request_id,
+        machine_ids=tuple(request.machine_ids),
+        comes=tuple(
+            ComingNodes(
+                count=nodes.count,
+                labels=dict(nodes.labels),
+                resources=dict(nodes.resources.resources),
+                taints=_taints_from_wire(nodes.taints),
+            )
+            for nodes in request.comes
+        ),
+        scheduler=request.scheduler,
     )
 
 

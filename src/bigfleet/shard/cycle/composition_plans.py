@@ -97,8 +97,10 @@ class CompositionPlans:
         wait_seconds: float,
         empty_nodes: EmptyNodes,
         settings_of: Callable[[str], PlanSettings],
+        refused: Callable[[], Set[MachineId]],
         wake: Callable[[], None],
     ) -> None:
+        """`refused` returns the machines that their operators do not drain now."""
         self._clock = clock
         self._compute = compute
         self._metrics = metrics
@@ -106,6 +108,7 @@ class CompositionPlans:
         self._wait_seconds = wait_seconds
         self._empty_nodes = empty_nodes
         self._settings_of = settings_of
+        self._refused = refused
         self._wake = wake
         self._planner = FleetPlanner()
         self._plans: dict[str, _Plan] = {}
@@ -141,7 +144,8 @@ class CompositionPlans:
         elif stale:
             rows = [need for need in demand if need.cluster in stale]
             settings = {cluster: self._plans[cluster].settings for cluster in stale}
-            made = await self._compute(lambda: self._planner.targets(view, rows, options, settings))
+            refused = self._refused()
+            made = await self._compute(lambda: self._planner.targets(view, rows, options, settings, refused))
             for cluster in stale:
                 self._keep(cluster, by_cluster[cluster], made.get(cluster))
         # First, because it drops targets.
@@ -362,7 +366,8 @@ class CompositionPlans:
         names = set(clusters)
         rows = [need for need in demand if need.cluster in names]
         settings = {cluster: self._plans[cluster].settings for cluster in clusters}
-        return await self._compute(lambda: self._planner.problems(view, rows, options, settings))
+        refused = self._refused()
+        return await self._compute(lambda: self._planner.problems(view, rows, options, settings, refused))
 
     async def _answer(self, problem: Problem) -> Composition:
         if self._workers is not None:

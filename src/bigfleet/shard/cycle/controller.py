@@ -215,6 +215,7 @@ class Shard:
             wait_seconds=self.settings.plan_wait_seconds,
             empty_nodes=self.empty_nodes,
             settings_of=lambda cluster: self.policies.plan_settings(cluster),
+            refused=self.fit_holds.held,
             wake=self.wake,
         )
 

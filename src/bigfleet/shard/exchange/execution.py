@@ -140,6 +140,14 @@ class ExchangeExecution:
         running = self._running.get(cluster)
         return None if running is None else running.course
 
+    @property
+    def missing(self) -> Counter[ClassKey]:
+        """How many machines of each class the exchanges under way still acquire."""
+        found: Counter[ClassKey] = Counter()
+        for running in self._running.values():
+            found += running.course.missing
+        return found
+
     def is_busy(self, cluster: str) -> bool:
         """Return whether no exchange of the cluster may begin: one is under way, or ended a moment ago."""
         return cluster in self._running or cluster in self._settling
@@ -175,11 +183,13 @@ class ExchangeExecution:
         `machines` are those of the cluster, `rows` those that it was proposed for. It is not begun while another one
         is under way, for other demand, when one of its machines does not serve, and when it cannot be recorded.
         """
-        target = self._host.plans.target_of(cluster)
+        target, held = self._host.plans.target_of(cluster), self._held_by(cluster)
         now = self._host.intake.table.by_cluster().get(cluster, ())
         is_possible = proposal.waits_for is None and not self.is_busy(cluster) and is_alike(rows, now)
         if target is None or not is_possible or len(self._store.records) >= RECORDS_MAX:
             return False
+        if any(held[key] < count for key, count in target.counts.items()):
+            return False  # the next decision acquires what is missing, and it would end as `needs-machines`
         course = begun(
             proposal,
             exchange_id=f"x-{self._host.epoch}-{self._count + 1}",
@@ -205,8 +215,9 @@ class ExchangeExecution:
         if not self._put(record):
             return False
         self._count += 1
+        # A machine of the class that the cluster holds beyond its composition is none that comes.
         counts = Counter(target.counts)
-        counts.update(dict(course.comes))
+        counts.update({key: max(0, held[key] - counts[key]) + count for key, count in course.comes})
         self._running[cluster] = _Running(course, record, now, replace(target, counts=dict(counts)))
         self._note("BeginExchange", record, record.promised_usd_per_hour, " ".join(proposal_sentences(proposal)))
         _log.info("exchange.begun", exchange=record.id, cluster=cluster, machines=len(course.goes))
@@ -315,6 +326,12 @@ class ExchangeExecution:
         return any(
             self._seen(each, cluster).sighting in waits for each in {*came, *self._host.inventory.bound_to(cluster)}
         )
+
+    def _held_by(self, cluster: str) -> Counter[ClassKey]:
+        """Return how many machines of each class serve a cluster, or are bound to it and will."""
+        bound = [self._host.inventory.known(each) for each in self._host.inventory.bound_to(cluster)]
+        is_held = (Sighting.BINDING, Sighting.SERVING)
+        return Counter(class_key(each) for each in bound if self._sighting(each, cluster) in is_held)
 
     def _block_reason(self, cluster: str, running: _Running, rows: Sequence[Need]) -> ExchangeEnd | None:
         host = self._host

@@ -8,7 +8,7 @@ at a time, and only while no composition is planned.
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 import structlog
@@ -16,6 +16,7 @@ import structlog
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
@@ -29,6 +30,8 @@ from bigfleet.exchange.values import (
     ExchangeQuestion,
     ExchangeSettings,
     ExclusionReason,
+    WaitReason,
+    WholeCluster,
 )
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
@@ -36,6 +39,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.exchange.forecasts import DrainForecasts, ForecastState
 from bigfleet.shard.metrics import EXCHANGE_WAITS
 from bigfleet.shard.status.views import DecidedOn
 
@@ -47,6 +51,9 @@ CLUSTERS_MAX: Final = 100
 MACHINES_MAX: Final = 20_000
 #: A search begins when the planner's workers have nothing to do; it is looked for so often.
 _WORKERS_SECONDS: Final = 1.0
+
+#: Reasons to wait that are found again at each look.
+_ASKED_AGAIN: Final = (WaitReason.NO_STOCK, WaitReason.FORECAST, WaitReason.WOULD_NOT_FIT)
 
 _log = structlog.get_logger("bigfleet.shard.exchange.proposals")
 
@@ -82,6 +89,9 @@ class _Look:
     demand: list[Need]
     clusters: frozenset[str]
     blocked: Mapping[str, BlockReason]
+    #: Machines of each class that are no longer on offer: given away by the cycle that is looked at, or to be taken by
+    #: exchanges under way and those that this look begins.
+    taken: Counter[ClassKey]
     exclude: dict[str, ExclusionReason] = field(default_factory=dict)
 
 
@@ -105,6 +115,13 @@ class ExchangeProposals:
         self._history = PriceHistory()
         #: By cluster.
         self._found: dict[str, FoundExchanges] = {}
+        self._forecasts = DrainForecasts(
+            sessions=shard.sessions, clock=clock, metrics=shard.metrics, on_answer=self._answered
+        )
+        #: By cluster of which a question is open: the demand that its proposals were made for.
+        self._asked: dict[str, list[Need]] = {}
+        #: Of the last look, with what answers have begun since.
+        self._taken: Counter[ClassKey] = Counter()
         #: When each cluster was last looked at, as a number of looks.
         self._seen: dict[str, int] = {}
         self._looks = 0
@@ -153,7 +170,8 @@ class ExchangeProposals:
             self._found.pop(gone, None)
         for question in questions:
             await self._answer(question)
-            self._carry_out(question, [need for need in look.demand if need.cluster == question.cluster])
+            rows = [need for need in look.demand if need.cluster == question.cluster]
+            self._carry_out(question, rows, look.taken)
         self._export()
 
     # ---- what is asked -----------------------------------------------------------------------------------------------
@@ -174,6 +192,8 @@ class ExchangeProposals:
         self._seen = {name: self._seen.get(name, 0) for name in wanted}
         for gone in self._found.keys() - self._seen.keys():
             del self._found[gone]
+            self._asked.pop(gone, None)
+            self._forecasts.forget(gone)
         chosen = self._chosen(wanted)
         if not chosen:
             return None
@@ -183,13 +203,21 @@ class ExchangeProposals:
             demand=[need for need in decided.demand if need.cluster in chosen],
             clusters=chosen,
             blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
+            taken=shard.exchanges.missing + self._acquired(decided),
         )
+        self._taken = look.taken
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
+        look.exclude |= dict.fromkeys(self._forecasts.refused(), ExclusionReason.FORECAST)
         look.exclude |= dict.fromkeys(shard.fit_holds.held(), ExclusionReason.WOULD_NOT_FIT)
         cooling = shard.exchanges.cooling(self._settings.cooling_seconds)
         look.exclude |= dict.fromkeys(cooling - look.exclude.keys(), ExclusionReason.COOLING)
         return look
+
+    def _acquired(self, decided: DecidedOn) -> Counter[ClassKey]:
+        """Return what the cycle gave away of the machines that it saw on offer."""
+        ids = [each for row in decided.rows if row.acquired for each in (*row.bootstraps, *row.provisions)]
+        return Counter(class_key(machine) for each in ids if (machine := self._shard.inventory.get(each)) is not None)
 
     def _chosen(self, wanted: Sequence[str]) -> frozenset[str]:
         """Return the clusters of this look: those that were looked at longest ago, within the limits of a look."""
@@ -249,21 +277,55 @@ class ExchangeProposals:
         self._found[question.cluster] = FoundExchanges(question, exchanges, now_unix_nanos)
         self._audit(exchanges, before, now_unix_nanos)
 
-    def _carry_out(self, question: ExchangeQuestion, rows: Sequence[Need]) -> None:
+    def _carry_out(self, question: ExchangeQuestion, rows: list[Need], taken: Counter[ClassKey]) -> None:
         """Begin the first proposal that is ready and can be begun, where the mode says so."""
-        shard, found = self._shard, self._found.get(question.cluster)
-        if found is None or shard.policies.exchange_mode(question.cluster, self._mode) is not ExchangeMode.ON:
+        shard, cluster = self._shard, question.cluster
+        found = self._found.get(cluster)
+        self._asked.pop(cluster, None)
+        if found is None or shard.policies.exchange_mode(cluster, self._mode) is not ExchangeMode.ON:
             return
-        for proposal in found.exchanges.proposals:
+        exchanges = _with_stock(found.exchanges, question.whole, taken)
+        self._found[cluster] = replace(found, exchanges=exchanges)
+        for proposal in exchanges.proposals:
             if proposal.waits_for is not None:
                 continue
+            if not self._is_foreseen(question, proposal, rows):
+                return
             if shard.exchanges.begin(
-                proposal, cluster=question.cluster, machines=question.machines, rows=rows, settings=self._settings
+                proposal, cluster=cluster, machines=question.machines, rows=rows, settings=self._settings
             ):
+                taken.update(proposal.comes_by_class)
+                self._forecasts.forget(cluster)
                 shard.wake()
                 return
             if not proposal.is_gang:
                 return  # the next one assumes that this one is carried out
+
+    def _is_foreseen(self, question: ExchangeQuestion, proposal: ExchangeProposal, rows: list[Need]) -> bool:
+        """Return whether no operator stands against a proposal; one that waits for its operator shows it."""
+        cluster = question.cluster
+        if self._shard.exchanges.is_busy(cluster):
+            return False
+        scheduler = self._shard.policies.plan_settings(cluster).order.value
+        state = self._forecasts.state(cluster, proposal, whole=question.whole, scheduler=scheduler)
+        if state in (ForecastState.FITS, ForecastState.NOT_KNOWN):
+            return True
+        if state is ForecastState.ASKED:
+            self._asked[cluster] = rows
+        waits_for = WaitReason.FORECAST if state is ForecastState.ASKED else WaitReason.WOULD_NOT_FIT
+        found = self._found[cluster]
+        proposals = (
+            replace(each, waits_for=waits_for) if each is proposal else each for each in found.exchanges.proposals
+        )
+        self._found[cluster] = replace(found, exchanges=replace(found.exchanges, proposals=tuple(proposals)))
+        return False
+
+    def _answered(self, cluster: str) -> None:
+        """Go on with a cluster whose operator has answered."""
+        found, rows = self._found.get(cluster), self._asked.pop(cluster, None)
+        if found is not None and rows is not None:
+            self._carry_out(found.question, rows, self._taken)
+            self._export()
 
     async def _search(self, question: ExchangeQuestion) -> ClusterExchanges:
         if self._workers is None:
@@ -302,6 +364,21 @@ class ExchangeProposals:
         blocked = Counter(found.exchanges.blocked for found in self._found.values())
         for block in BlockReason:
             metrics.exchange_blocked.labels(block.value).set(blocked[block])
+
+
+def _with_stock(exchanges: ClusterExchanges, whole: WholeCluster | None, taken: Counter[ClassKey]) -> ClusterExchanges:
+    """Return the exchanges; those that are ready wait while others take what would come.
+
+    Each cluster is asked about everything on offer, and only one can have the last machine.
+    """
+
+    def waits_for(proposal: ExchangeProposal) -> WaitReason | None:
+        if proposal.waits_for not in (None, *_ASKED_AGAIN):
+            return proposal.waits_for
+        wanted = Counter({key: count + taken[key] for key, count in proposal.comes_by_class.items()})
+        return None if whole is not None and whole.offers(wanted) else WaitReason.NO_STOCK
+
+    return replace(exchanges, proposals=tuple(replace(each, waits_for=waits_for(each)) for each in exchanges.proposals))
 
 
 def _priced(state: DecisionState) -> Iterator[Machine]:

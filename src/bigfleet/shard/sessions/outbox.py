@@ -14,6 +14,7 @@ from bigfleet.model.frames import (
     Acknowledgement,
     AvailableCapacity,
     BootstrapRequest,
+    DrainForecastRequest,
     NeedStatusUpdate,
     NodeStateUpdate,
     ReclaimInstruction,
@@ -218,7 +219,7 @@ class Outbox:
 
 def _supersedes_key(frame: ShardFrame) -> str | None:
     match frame:
-        case NodeStateUpdate() | AvailableCapacity() | NeedStatusUpdate():
+        case NodeStateUpdate() | AvailableCapacity() | NeedStatusUpdate() | DrainForecastRequest():
             return frame.supersedes_key
         case Acknowledgement() | BootstrapRequest() | ReclaimInstruction():
             return None

@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from bigfleet.model.frames import (
+    CAPABILITY_DRAIN_FORECAST,
     CAPABILITY_DRAIN_RESULT,
     CAPABILITY_NEED_STATUS,
     CAPABILITY_NODE_STATUS,
@@ -22,6 +23,7 @@ from bigfleet.model.frames import (
     ECHO_ROLLUP_REJECTED,
     Acknowledgement,
     BootstrapResponse,
+    DrainForecast,
     DrainResult,
     Hello,
     NodeStateUpdate,
@@ -32,7 +34,9 @@ from bigfleet.model.need import Need
 from bigfleet.model.shapes import Overhead
 from bigfleet.shard.sessions.outbox import CloseReason, Outbox
 
-SHARD_CAPABILITIES = frozenset({CAPABILITY_NODE_STATUS, CAPABILITY_DRAIN_RESULT, CAPABILITY_NEED_STATUS})
+SHARD_CAPABILITIES = frozenset(
+    {CAPABILITY_NODE_STATUS, CAPABILITY_DRAIN_RESULT, CAPABILITY_NEED_STATUS, CAPABILITY_DRAIN_FORECAST}
+)
 
 _log = structlog.get_logger("bigfleet.shard.sessions.registry")
 
@@ -137,6 +141,7 @@ class Sessions:
         self._on_open = on_open
         self.on_node_status = on_node_status
         self._on_lifecycle = on_lifecycle
+        self._take_forecast: Callable[[Session, DrainForecast], bool] = lambda _session, _forecast: False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -255,6 +260,14 @@ class Sessions:
             return False
         waiter.set_result(result)
         return True
+
+    def listen_to_forecasts(self, take: Callable[[Session, DrainForecast], bool]) -> None:
+        """Hand each forecast to `take`, which returns whether its question waited for it."""
+        self._take_forecast = take
+
+    def receive_drain_forecast(self, session: Session, forecast: DrainForecast) -> bool:
+        """Hand a forecast to the part that asked; return whether its question waited for it."""
+        return self._take_forecast(session, forecast)
 
     # ---- frames out ---------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ higher priorities first, the pods of a gang in one place; it preempts lower prio
 not know BigFleet. The number of pods is always that of the workloads.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -71,6 +71,7 @@ class PodCluster:
         self.evictions = 0
         self.preemptions = 0
         self.restarts = 0
+        self._order = order
         self._scheduler = Scheduler(self.nodes, order)
         self._on_change = on_change
         self._on_evicted = on_evicted
@@ -138,6 +139,32 @@ class PodCluster:
         node = self.nodes.get(machine_id)
         others = (other for _machine_id, other in sorted(self.nodes.items()))
         return do_not_fit(node, others) if node is not None else []
+
+    def forecast(self, machine_ids: Sequence[str], coming: Iterable[Machine]) -> tuple[str, int] | None:
+        """Drain nodes in turn on paper, once machines have come; return the first whose pods do not fit, and how many.
+
+        Each passes the preflight; then the scheduler places its pods. None: all fit.
+        """
+        nodes = {machine_id: node.copied() for machine_id, node in self.nodes.items()}
+        # Their overheads are taken off already.
+        nodes.update({machine.id: Node.of(machine, number=self.joins) for machine in coming})
+        scheduler = Scheduler(nodes, self._order)
+        for machine_id in machine_ids:
+            node = nodes.get(machine_id)
+            if node is None:
+                continue
+            stranded = do_not_fit(node, (other for _machine_id, other in sorted(nodes.items())))
+            del nodes[machine_id]
+            for pod in [] if stranded else largest_first(node):
+                bound = [each for other in nodes.values() for each in other.pods.values()]
+                target = scheduler.node_for(pod.template, [each for each in bound if each.template is pod.template])
+                if target is None:
+                    stranded.append(pod)
+                else:
+                    target.put(Pod(pod.id, pod.template, pod.number, pod.turn))
+            if stranded:
+                return machine_id, len(stranded)
+        return None
 
     # ---- what others do ------------------------------------------------------------------------------------------
 

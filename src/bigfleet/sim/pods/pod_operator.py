@@ -8,7 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from bigfleet.demo.cluster import SimulatedCluster
-from bigfleet.model.frames import DrainOutcome, NeedStatusUpdate, NodeStatus, RollUp
+from bigfleet.model import labels as keys
+from bigfleet.model.frames import (
+    ComingNodes,
+    DrainForecast,
+    DrainForecastRequest,
+    DrainOutcome,
+    ForecastOutcome,
+    NeedStatusUpdate,
+    NodeStatus,
+    RollUp,
+)
+from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
+from bigfleet.model.states import MachineState
 from bigfleet.model.vector import format_vector
 from bigfleet.operator.drains import DrainRecord
 from bigfleet.sim.pods.cluster_pods import PodCluster
@@ -34,6 +47,23 @@ class PodOperator(SimulatedCluster):
         super().need_status(update)
         self.waiting.heard(update)
 
+    def drain_forecast(self, request: DrainForecastRequest) -> None:
+        """Drain the nodes on paper, and say of which the pods would fit nowhere else."""
+        coming = [
+            _machine_of(kind, f"coming-{position}-{number}")
+            for position, kind in enumerate(request.comes)
+            for number in range(kind.count)
+        ]
+        found = self.pods.forecast(request.machine_ids, coming)
+        self.client.forecast_made(
+            DrainForecast(
+                request_id=request.request_id,
+                outcome=ForecastOutcome.FITS if found is None else ForecastOutcome.WOULD_NOT_FIT,
+                machine_id="" if found is None else found[0],
+                message="" if found is None else f"{found[1]} pods fit on no other node",
+            )
+        )
+
     def drain_started(self, drain: DrainRecord) -> None:
         """Cordon the node and evict its pods, unless the reclaim is voluntary and they fit nowhere else."""
         if self._has_node(drain.machine_id):
@@ -56,3 +86,15 @@ class PodOperator(SimulatedCluster):
     def _status_of(self, machine_id: str, node_name: str) -> NodeStatus:
         requested, pods = self.pods.requested(machine_id)
         return replace(super()._status_of(machine_id, node_name), requested=format_vector(requested), pods=pods)
+
+
+def _machine_of(kind: ComingNodes, name: str) -> Machine:
+    """Return a machine whose node would be of this kind; what DaemonSets take of it is left out already."""
+    return Machine(
+        id=MachineId(name),
+        state=MachineState.CREATING,
+        instance_type=kind.labels.get(keys.INSTANCE_TYPE, ""),
+        zone=kind.labels.get(keys.ZONE, ""),
+        labels=dict(kind.labels),
+        allocatable=dict(kind.resources),
+    )

@@ -7,7 +7,7 @@ BigFleet.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bigfleet.engine.matching import matches
@@ -106,6 +106,10 @@ class Node:
         """Return an empty node; `overhead` is what DaemonSets take of it."""
         capacity = vector.subtract(machine.supply, overhead)
         return cls(machine, capacity, dict(capacity), number=number)
+
+    def copied(self) -> "Node":
+        """Return the node as it is, to be changed on paper."""
+        return replace(self, free=dict(self.free), pods=dict(self.pods), excluded=Counter(self.excluded))
 
     def places(self, template: Template) -> int:
         """Return how many pods of a template have room by their requests and limits."""

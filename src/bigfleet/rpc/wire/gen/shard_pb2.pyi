@@ -36,6 +36,7 @@ class OperatorMessage(_message.Message):
     RECLAIM_ACK_FIELD_NUMBER: _builtins.int
     NODE_STATUS_FIELD_NUMBER: _builtins.int
     DRAIN_RESULT_FIELD_NUMBER: _builtins.int
+    DRAIN_FORECAST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
         """First frame."""
@@ -54,6 +55,10 @@ class OperatorMessage(_message.Message):
     def drain_result(self) -> Global___DrainResult:
         """(ours) Capability drain-result."""
 
+    @_builtins.property
+    def drain_forecast(self) -> Global___DrainForecast:
+        """(ours) Capability drain-forecast."""
+
     def __init__(
         self,
         *,
@@ -63,12 +68,13 @@ class OperatorMessage(_message.Message):
         reclaim_ack: Global___ReclaimAck | None = ...,
         node_status: Global___NodeStatus | None = ...,
         drain_result: Global___DrainResult | None = ...,
+        drain_forecast: Global___DrainForecast | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bootstrap_response", b"bootstrap_response", "drain_result", b"drain_result", "hello", b"hello", "node_status", b"node_status", "payload", b"payload", "reclaim_ack", b"reclaim_ack", "rollup", b"rollup"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bootstrap_response", b"bootstrap_response", "drain_forecast", b"drain_forecast", "drain_result", b"drain_result", "hello", b"hello", "node_status", b"node_status", "payload", b"payload", "reclaim_ack", b"reclaim_ack", "rollup", b"rollup"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_response", b"bootstrap_response", "drain_result", b"drain_result", "hello", b"hello", "node_status", b"node_status", "payload", b"payload", "reclaim_ack", b"reclaim_ack", "rollup", b"rollup"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bootstrap_response", b"bootstrap_response", "drain_forecast", b"drain_forecast", "drain_result", b"drain_result", "hello", b"hello", "node_status", b"node_status", "payload", b"payload", "reclaim_ack", b"reclaim_ack", "rollup", b"rollup"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["hello", "rollup", "bootstrap_response", "reclaim_ack", "node_status", "drain_result"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["hello", "rollup", "bootstrap_response", "reclaim_ack", "node_status", "drain_result", "drain_forecast"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -86,6 +92,7 @@ class ShardMessage(_message.Message):
     NODE_STATE_UPDATE_FIELD_NUMBER: _builtins.int
     AVAILABLE_CAPACITY_FIELD_NUMBER: _builtins.int
     NEED_STATUS_FIELD_NUMBER: _builtins.int
+    DRAIN_FORECAST_REQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ack(self) -> Global___Acknowledgement: ...
     @_builtins.property
@@ -106,6 +113,10 @@ class ShardMessage(_message.Message):
     def need_status(self) -> Global___NeedStatusUpdate:
         """(ours) Capability need-status."""
 
+    @_builtins.property
+    def drain_forecast_request(self) -> Global___DrainForecastRequest:
+        """(ours) Capability drain-forecast."""
+
     def __init__(
         self,
         *,
@@ -115,12 +126,13 @@ class ShardMessage(_message.Message):
         node_state_update: Global___NodeStateUpdate | None = ...,
         available_capacity: Global___AvailableCapacityUpdate | None = ...,
         need_status: Global___NeedStatusUpdate | None = ...,
+        drain_forecast_request: Global___DrainForecastRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "available_capacity", b"available_capacity", "bootstrap_request", b"bootstrap_request", "need_status", b"need_status", "node_state_update", b"node_state_update", "payload", b"payload", "reclaim_instruction", b"reclaim_instruction"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "available_capacity", b"available_capacity", "bootstrap_request", b"bootstrap_request", "drain_forecast_request", b"drain_forecast_request", "need_status", b"need_status", "node_state_update", b"node_state_update", "payload", b"payload", "reclaim_instruction", b"reclaim_instruction"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "available_capacity", b"available_capacity", "bootstrap_request", b"bootstrap_request", "need_status", b"need_status", "node_state_update", b"node_state_update", "payload", b"payload", "reclaim_instruction", b"reclaim_instruction"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "available_capacity", b"available_capacity", "bootstrap_request", b"bootstrap_request", "drain_forecast_request", b"drain_forecast_request", "need_status", b"need_status", "node_state_update", b"node_state_update", "payload", b"payload", "reclaim_instruction", b"reclaim_instruction"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["ack", "bootstrap_request", "reclaim_instruction", "node_state_update", "available_capacity", "need_status"]  # noqa: Y015
+    _WhichOneofReturnType_payload: _TypeAlias = _typing.Literal["ack", "bootstrap_request", "reclaim_instruction", "node_state_update", "available_capacity", "need_status", "drain_forecast_request"]  # noqa: Y015
     _WhichOneofArgType_payload: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_payload) -> _WhichOneofReturnType_payload | None: ...
 
@@ -667,6 +679,151 @@ class DrainResult(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainResult: _TypeAlias = DrainResult  # noqa: Y015
+
+@_typing.final
+class DrainForecastRequest(_message.Message):
+    """(ours) Asks whether the pods on nodes would find a place if these were drained, once other nodes have come. Nothing is drained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPERSEDES_KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MACHINE_IDS_FIELD_NUMBER: _builtins.int
+    COMES_FIELD_NUMBER: _builtins.int
+    SCHEDULER_FIELD_NUMBER: _builtins.int
+    supersedes_key: _builtins.str
+    """"forecast" """
+    request_id: _builtins.str
+    scheduler: _builtins.str
+    """least-allocated or most-allocated: the order in which the cluster's scheduler prefers nodes."""
+    @_builtins.property
+    def machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those whose nodes would be drained, in this order."""
+
+    @_builtins.property
+    def comes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ComingNodes]: ...
+    def __init__(
+        self,
+        *,
+        supersedes_key: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        machine_ids: _abc.Iterable[_builtins.str] | None = ...,
+        comes: _abc.Iterable[Global___ComingNodes] | None = ...,
+        scheduler: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["comes", b"comes", "machine_ids", b"machine_ids", "request_id", b"request_id", "scheduler", b"scheduler", "supersedes_key", b"supersedes_key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainForecastRequest: _TypeAlias = DrainForecastRequest  # noqa: Y015
+
+@_typing.final
+class ComingNodes(_message.Message):
+    """(ours) Equal nodes that do not exist yet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    RESOURCES_FIELD_NUMBER: _builtins.int
+    TAINTS_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As NodeStateUpdate.labels."""
+
+    @_builtins.property
+    def resources(self) -> _provider_pb2.Resources:
+        """What pods may use: allocatable less what DaemonSets take."""
+
+    @_builtins.property
+    def taints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Taint]: ...
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        resources: _provider_pb2.Resources | None = ...,
+        taints: _abc.Iterable[Global___Taint] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "labels", b"labels", "resources", b"resources", "taints", b"taints"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComingNodes: _TypeAlias = ComingNodes  # noqa: Y015
+
+@_typing.final
+class DrainForecast(_message.Message):
+    """(ours)"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Outcome:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[DrainForecast._Outcome.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        OUTCOME_UNSPECIFIED: DrainForecast._Outcome.ValueType  # 0
+        """The operator does not know."""
+        OUTCOME_FITS: DrainForecast._Outcome.ValueType  # 1
+        OUTCOME_WOULD_NOT_FIT: DrainForecast._Outcome.ValueType  # 2
+
+    class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+    OUTCOME_UNSPECIFIED: DrainForecast.Outcome.ValueType  # 0
+    """The operator does not know."""
+    OUTCOME_FITS: DrainForecast.Outcome.ValueType  # 1
+    OUTCOME_WOULD_NOT_FIT: DrainForecast.Outcome.ValueType  # 2
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    MACHINE_ID_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    outcome: Global___DrainForecast.Outcome.ValueType
+    machine_id: _builtins.str
+    """With WOULD_NOT_FIT: the first machine whose pods have no place."""
+    message: _builtins.str
+    """With WOULD_NOT_FIT: the first pod, and why; else why it is not known."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        outcome: Global___DrainForecast.Outcome.ValueType = ...,
+        machine_id: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine_id", b"machine_id", "message", b"message", "outcome", b"outcome", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainForecast: _TypeAlias = DrainForecast  # noqa: Y015
 
 @_typing.final
 class NeedStatusUpdate(_message.Message):

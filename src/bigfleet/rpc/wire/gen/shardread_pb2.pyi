@@ -1191,7 +1191,7 @@ class ExchangeView(_message.Message):
     margin: _builtins.float
     hold_seconds: _builtins.float
     waits_for: _builtins.str
-    """Empty: it is ready; else saves-too-little, does-not-pay, budget or does-not-pack."""
+    """Empty: it is ready; else saves-too-little, does-not-pay, budget, does-not-pack, no-stock, forecast or would-not-fit."""
     @_builtins.property
     def goes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]:
         """The dearest first, here and in the next."""

@@ -31,6 +31,20 @@ def missing_tests(text: str) -> list[str]:
     return missing
 
 
+def missing_pages(text: str) -> list[str]:
+    """Return the pages that a source file names and that there are not."""
+    return [name for name in re.findall(r"docs/[\w/.-]+\.md", text) if not (ROOT / name).is_file()]
+
+
+@pytest.mark.parametrize("folder", ["src", "proto", "deploy", "bench", "tools"])
+def test_every_page_that_a_source_file_names_is_there(folder: str) -> None:
+    files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".proto", ".yaml", ".md")]
+
+    assert files
+    assert {str(path.relative_to(ROOT)): found for path in files if (found := missing_pages(path.read_text()))} == {}
+    assert missing_pages('"""See docs/gone.md and docs/limits.md."""') == ["docs/gone.md"]
+
+
 @pytest.mark.parametrize("page", ["attacks.md", "bug-ledger.md", "security.md"])
 def test_every_test_that_a_page_names_is_there(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Runs `hail-dedicated`: reads one IAllocator message, prints one line of JSON, and ends.
 
 docs/spec/partition.md §1. Ganeti starts it for each question, so it imports no other command and no library that it
-does not need (docs/adr/0120-the-allocator-starts-again.md). Exit codes are those of `hail`: 0 with any answer; 1 with
+does not need (docs/adr/0120-the-allocator-starts-anew.md). Exit codes are those of `hail`: 0 with any answer; 1 with
 one line on standard error and nothing on standard output; 2 for an unknown option. It writes to its two outputs only.
 """
 

@@ -1,1 +1,1 @@
-"""Decides over demand shapes in plain Python: the readable statement of docs/spec/decisions.md."""
+"""Decides over demand shapes in plain Python: the readable statement of docs/spec/engine.md."""

@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from bigfleet.engine.decision import CapacityPool
-from bigfleet.exchange.plausibility import WINDOW_SECONDS, PriceBook, PriceHistory, current_prices, proportionate
+from bigfleet.exchange.plausibility import (
+    MEMORY_SECONDS,
+    WINDOW_SECONDS,
+    PriceBook,
+    PriceHistory,
+    current_prices,
+    proportionate,
+)
 from bigfleet.exchange.values import ExclusionReason
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType
@@ -84,6 +91,8 @@ def settled_after(*prices: float | None, step_seconds: float = 60.0) -> float | 
 
 
 STEPS = int(WINDOW_SECONDS / 60) + 1
+#: After so many minutes a price is forgotten: stretches of a window are remembered, and the last one as a whole.
+FORGOTTEN = int((MEMORY_SECONDS + WINDOW_SECONDS) / 60) + 1
 
 
 def test_a_price_counts_when_it_was_there_for_the_whole_window() -> None:
@@ -98,10 +107,17 @@ def test_a_jump_for_one_minute_changes_nothing() -> None:
     assert settled_after(*[0.4] * STEPS, 0.004, 0.4) == 0.4
 
 
-def test_a_price_that_stays_low_counts_after_the_window() -> None:
+def test_a_price_that_stays_low_counts_after_the_memory() -> None:
     """A market that fell has fallen."""
-    assert settled_after(*[0.4] * STEPS, *[0.2] * (STEPS - 1)) == 0.4
-    assert settled_after(*[0.4] * STEPS, *[0.2] * STEPS) == 0.2
+    at_least = int(MEMORY_SECONDS / 60)
+    assert settled_after(*[0.4] * STEPS, *[0.2] * at_least) == 0.4
+    assert settled_after(*[0.4] * STEPS, *[0.2] * FORGOTTEN) == 0.2
+
+
+def test_prices_that_move_to_and_fro_within_the_memory_count_with_the_highest() -> None:
+    """A fifth down and up again every three hours: what it costs is the upper price."""
+    path = [price for _ in range(4) for price in (*[0.5] * 180, *[0.4] * 180)]
+    assert [settled_after(*path[: minutes + 1]) for minutes in (190, 359, 700, 1430)] == [0.5] * 4
 
 
 def test_a_rise_counts_at_once() -> None:
@@ -119,6 +135,17 @@ def test_an_offer_that_comes_and_goes_does_not_count() -> None:
     assert settled_after(*[None] * STEPS, 0.1) is None
     assert settled_after(*[0.4] * STEPS, None, 0.4) is None
     assert settled_after(*[0.4] * STEPS, None) is None
+
+
+def test_a_held_price_that_rose_counts_after_the_memory() -> None:
+    """A fifth up for three hours is how it was three hours ago."""
+    history = PriceHistory()
+    found = []
+    for number in range(STEPS + FORGOTTEN):
+        history.observe(number * 60.0, current_prices(held(1, "held", 8, 0.4 if number < STEPS else 0.5)))
+        found += history.settled.held.values()
+
+    assert (found[180], found[-1]) == (0.4, 0.5)
 
 
 def test_a_held_machine_counts_with_its_lowest_price() -> None:
@@ -146,12 +173,12 @@ def test_a_held_price_that_is_seen_seldom_counts_with_the_one_before() -> None:
 
 
 def test_the_history_is_bounded() -> None:
-    """A sample leaves with the window."""
+    """A sample leaves with the window, and what is remembered of it with the memory."""
     history = PriceHistory()
-    for number in range(1000):
+    for number in range(3000):
         history.observe(number * 60.0, PriceBook({}, {}))
 
-    assert len(history) <= STEPS + 1
+    assert len(history) <= STEPS + 1 + MEMORY_SECONDS / WINDOW_SECONDS + 1
 
 
 def test_prices_are_compared_by_pool() -> None:

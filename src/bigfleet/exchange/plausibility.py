@@ -16,9 +16,11 @@ from bigfleet.engine.shapes.choice import RELEASABLE
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
 
-#: For so long a price must have been seen; of an offer the highest price of this time counts, of held machines the
-#: lowest.
+#: For so long a price must have been seen.
 WINDOW_SECONDS: Final = 900.0
+#: Of an offer the highest price of this time counts, of held machines the lowest, as far as prices were seen. It is the time
+#: for which the gate expects what comes to stay the cheaper one: prices that moved back within it are likely to do so again.
+MEMORY_SECONDS: Final = 14_400.0
 #: A price below this share of the dearest one of its instance type is wrong: no discount is so large.
 TYPE_SHARE_MIN: Final = 1 / 20
 #: The same against the median of all other types per unit of supply, for types of which one price alone is known.
@@ -74,17 +76,35 @@ class _Sample:
     prices: PriceBook
 
 
+@dataclass(slots=True)
+class _Extremes:
+    """The highest offered and the lowest held price of each pool, in a stretch of one window."""
+
+    since_seconds: float
+    last_seconds: float
+    offered: dict[CapacityPool, float]
+    held: dict[CapacityPool, float]
+
+    def add(self, now_seconds: float, prices: PriceBook) -> None:
+        self.last_seconds = now_seconds
+        for pool, price in prices.offered.items():
+            self.offered[pool] = max(price, self.offered.get(pool, price))
+        for pool, price in prices.held.items():
+            self.held[pool] = min(price, self.held.get(pool, price))
+
+
 class PriceHistory:
-    """Prices of the last minutes. Grows by one sample for each observation within the window.
+    """Prices of the last hours: one sample for each observation within the window, one of each window before it.
 
     What is on offer is observed each time; held machines of some clusters only.
     """
 
-    def __init__(self, window_seconds: float = WINDOW_SECONDS) -> None:
-        self._window_seconds = window_seconds
+    def __init__(self, window_seconds: float = WINDOW_SECONDS, memory_seconds: float = MEMORY_SECONDS) -> None:
+        self._window_seconds, self._memory_seconds = window_seconds, memory_seconds
         self._samples: deque[_Sample] = deque()
-        #: By pool: (time, price) of the observations that had held machines of it.
-        self._held: defaultdict[CapacityPool, deque[tuple[float, float]]] = defaultdict(deque)
+        #: By pool: times of the observations that had held machines of it, from the last one before the window on.
+        self._held_at: defaultdict[CapacityPool, deque[float]] = defaultdict(deque)
+        self._extremes: deque[_Extremes] = deque()
 
     def observe(self, now_seconds: float, prices: PriceBook) -> None:
         """Add the prices of now; times rise."""
@@ -92,36 +112,41 @@ class PriceHistory:
         # One sample from before the window stays: its prices held until the next one.
         while len(self._samples) > 1 and self._samples[1].at_seconds <= now_seconds - self._window_seconds:
             self._samples.popleft()
-        for pool, price in prices.held.items():
-            seen = self._held[pool]
-            seen.append((now_seconds, price))
-            while len(seen) > 1 and seen[1][0] <= now_seconds - self._window_seconds:
+        for pool in prices.held:
+            seen = self._held_at[pool]
+            seen.append(now_seconds)
+            while len(seen) > 1 and seen[1] <= now_seconds - self._window_seconds:
                 seen.popleft()
+        if not self._extremes or now_seconds - self._extremes[-1].since_seconds >= self._window_seconds:
+            self._extremes.append(_Extremes(now_seconds, now_seconds, {}, {}))
+        self._extremes[-1].add(now_seconds, prices)
+        while self._extremes[0].last_seconds < now_seconds - self._memory_seconds:
+            self._extremes.popleft()
 
     def __len__(self) -> int:
-        """Return the number of samples."""
-        return len(self._samples)
+        """Return the number of samples, of the window and of the memory."""
+        return len(self._samples) + len(self._extremes)
 
     @property
     def settled(self) -> PriceBook:
-        """The highest offered and the lowest held price of the window, and of the observation before it.
+        """The highest offered and the lowest held price of the memory, and of the observation before the window.
 
-        Of offers, pools that each observation has; of held machines, pools of the last observation. A price that was
-        first seen within the window does not count.
+        Of offers, pools that each observation of the window has; of held machines, pools of the last observation. A price
+        that was first seen within the window does not count.
         """
         samples = self._samples
         if not samples or samples[-1].at_seconds - samples[0].at_seconds < self._window_seconds:
             return PriceBook({}, {})
         offered = {
-            pool: max(sample.prices.offered[pool] for sample in samples)
+            pool: max(found.offered[pool] for found in self._extremes if pool in found.offered)
             for pool in samples[-1].prices.offered
             if all(pool in sample.prices.offered for sample in samples)
         }
         earliest_seconds = samples[-1].at_seconds - self._window_seconds
         held = {
-            pool: min(price for _, price in self._held[pool])
+            pool: min(found.held[pool] for found in self._extremes if pool in found.held)
             for pool in samples[-1].prices.held
-            if self._held[pool][0][0] <= earliest_seconds
+            if self._held_at[pool][0] <= earliest_seconds
         }
         return PriceBook(offered, held)
 

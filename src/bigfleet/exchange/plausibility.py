@@ -18,8 +18,8 @@ from bigfleet.model.states import MachineState
 
 #: For so long a price must have been seen.
 WINDOW_SECONDS: Final = 900.0
-#: Of an offer the highest price of this time counts, of held machines the lowest, as far as prices were seen. It is the time
-#: for which the gate expects what comes to stay the cheaper one: prices that moved back within it are likely to do so again.
+#: Of an offer the highest price of this time counts, of held machines the lowest, as far as prices were seen. For so
+#: long the gate expects what comes to stay the cheaper one, so a price that moved within it is not expected to stay.
 MEMORY_SECONDS: Final = 14_400.0
 #: A price below this share of the dearest one of its instance type is wrong: no discount is so large.
 TYPE_SHARE_MIN: Final = 1 / 20
@@ -131,8 +131,8 @@ class PriceHistory:
     def settled(self) -> PriceBook:
         """The highest offered and the lowest held price of the memory, and of the observation before the window.
 
-        Of offers, pools that each observation of the window has; of held machines, pools of the last observation. A price
-        that was first seen within the window does not count.
+        Of offers, pools that each observation of the window has; of held machines, pools of the last observation. A
+        pool that was first seen within the window does not count.
         """
         samples = self._samples
         if not samples or samples[-1].at_seconds - samples[0].at_seconds < self._window_seconds:

@@ -1,8 +1,8 @@
 """Orders the frames that a session sends: a bounded queue per kind, in the order of docs/spec/operator.md §4.
 
-Bootstrap answers first, then reclaim acks and drain results, then the forecast, then node statuses, then the roll-up. Adding
-a frame never waits: a full queue drops frames that may be dropped and reports it; the number of all others is bounded by the
-cluster.
+Bootstrap answers first, then reclaim acks and drain results, then the forecast, then node statuses, then the roll-up.
+Adding a frame never waits: a full queue drops frames that may be dropped and reports it; the number of all others is
+bounded by the cluster.
 """
 
 import asyncio

@@ -272,7 +272,12 @@ def _boot_hangs(world: ExchangeWorld) -> None:
 
 
 def _price_back(world: ExchangeWorld) -> None:
-    """The cheap machines cost more than the dear ones for some time."""
+    """While something is exchanged, the cheap machines cost more than the dear ones for some time.
+
+    At other times that would only put the next exchange off, for as long as prices are remembered.
+    """
+    if not world.running:
+        return
     world.price = 7.0
     world.later(world.random.randint(5, 60), lambda: setattr(world, "price", world.usual_price))
 

@@ -40,6 +40,8 @@ def _run(record: ExchangeRecord, course: ExchangeCourse | None) -> shardread_pb2
         promised_usd_per_hour=record.promised_usd_per_hour,
         realised_usd_per_hour=record.realised_usd_per_hour,
         sentences=[] if end is None else [end_sentence(end)],
+        taker=record.taker,
+        giver_exchange_id=record.giver_exchange_id,
     )
 
 
@@ -72,7 +74,7 @@ def exchanges_to_wire(found: FoundExchanges) -> shardread_pb2.ClusterExchangesVi
 
 
 def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
-    gate = proposal.gate
+    gate, part = proposal.gate, proposal.taker_part
     return shardread_pb2.ExchangeView(
         kind=proposal.kind.value,
         gang=proposal.is_gang,
@@ -91,4 +93,7 @@ def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
         hold_seconds=gate.settings.hold_seconds,
         waits_for="" if proposal.waits_for is None else proposal.waits_for.value,
         sentences=proposal_sentences(proposal),
+        taker=proposal.taker,
+        taker_goes=[] if part is None else [_exchanged(kind, machines) for kind, machines in part.goes],
+        taker_machine_ids=() if part is None else part.machine_ids,
     )

@@ -34,15 +34,19 @@ def wants(cluster: str, *needs: Need) -> list[Need]:
     return [replace(each, cluster=ClusterId(cluster)) for each in needs]
 
 
+def _size(cpu: int) -> str:
+    return "" if cpu == 4 else str(cpu)
+
+
 def own(cluster: str, count: int, price: float = 0.5, cpu: int = 4) -> list[Machine]:
     """Return Reserved machines of 4 cpu of a cluster."""
-    machines = held(count, f"{cluster}-own", cpu, price, capacity_type=RESERVED, instance_type=f"own{cpu}")
+    machines = held(count, f"{cluster}-own{_size(cpu)}", cpu, price, capacity_type=RESERVED, instance_type=f"own{cpu}")
     return in_cluster(cluster, machines)
 
 
 def rented(cluster: str, count: int, price: float = 3.0, cpu: int = 4) -> list[Machine]:
     """Return rented machines of 4 cpu of a cluster."""
-    return in_cluster(cluster, held(count, f"{cluster}-rented", cpu, price, instance_type=f"rented{cpu}"))
+    return in_cluster(cluster, held(count, f"{cluster}-rented{_size(cpu)}", cpu, price, instance_type=f"rented{cpu}"))
 
 
 def options_of(demand: Sequence[Need]) -> Options:

@@ -121,7 +121,7 @@ def test_no_move_saves_more_than_the_best_single_one_and_most_save_as_much() -> 
             assert found.gate.saving_usd_per_hour <= most + 1e-6, seed
             equal += found.gate.saving_usd_per_hour == pytest.approx(most)
     assert compared >= 10
-    assert equal >= 0.8 * compared
+    assert equal >= 0.9 * compared
 
 
 # ---- chains ----------------------------------------------------------------------------------------------------------

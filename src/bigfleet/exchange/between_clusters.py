@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Final, NamedTuple
 
 from bigfleet.engine.shapes.choice import RELEASABLE
@@ -111,8 +112,8 @@ def pairs_of(sides: Iterable[ClusterSide]) -> list[Pair]:
     for key in sorted(givers)[:CLASSES_MAX]:
         cheapest = sorted(givers[key], key=lambda side: (side.offered_usd_per_unit, side.cluster))
         for giver in cheapest[:GIVERS_MAX]:
-            others = [side.cluster for side in takers if side.cluster != giver.cluster]
-            found += [Pair(giver.cluster, taker, key) for taker in others[:TAKERS_MAX]]
+            others = (side.cluster for side in takers if side.cluster != giver.cluster)
+            found += [Pair(giver.cluster, taker, key) for taker in islice(others, TAKERS_MAX)]
 
     def rank(pair: Pair) -> tuple[float, Pair]:
         return known[pair.giver].offered_usd_per_unit - known[pair.taker].rented_usd_per_unit, pair

@@ -90,6 +90,7 @@ def packs(whole: WholeCluster, goes: Counter[ClassKey], comes: Counter[ClassKey]
 
 
 def by_class(kinds: Sequence[tuple[MachineKind, int]]) -> Counter[ClassKey]:
+    """Return how many machines of each class these are."""
     found: Counter[ClassKey] = Counter()
     for kind, machines in kinds:
         found[kind.key] += machines
@@ -292,6 +293,7 @@ def _proposal(
 
 
 def priced(part: ExchangePart, counts: _Counts) -> tuple[tuple[MachineKind, int], ...]:
+    """Return the kinds of which there are machines, the dearest first."""
     found = [(part.kinds[c], count) for c, count in enumerate(counts) if count]
     return tuple(sorted(found, key=lambda each: (-each[0].price_usd_per_hour, each[0].instance_type, each[0].zone)))
 

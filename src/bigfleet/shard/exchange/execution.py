@@ -197,20 +197,15 @@ class ExchangeExecution:
                 found.append(PromisedMachines(record.id, record.taker, idle))
         return found
 
-    def has_unfinished_move(self, cluster: str, seconds: float) -> bool:
-        """Return whether a move to the cluster began in the last seconds, unless the cluster's part of it is done.
+    def unfinished_takers(self, seconds: float) -> frozenset[str]:
+        """Return the clusters to which a move began in the last seconds and whose part of it is not done.
 
-        One that was abandoned before anything was given does not count.
+        A move that was abandoned before everything was given does not count.
         """
         earliest, records = self._clock.unix_nanos() - int(seconds * NANOS_PER_SECOND), self.records
         done = {each.giver_exchange_id for each in records if each.end == ExchangeEnd.DONE.value}
-        return any(
-            each.taker == cluster
-            and each.end in ("", ExchangeEnd.DONE.value)
-            and each.begun_unix_nanos > earliest
-            and each.id not in done
-            for each in records
-        )
+        given = [each for each in records if each.taker and each.end in ("", ExchangeEnd.DONE.value)]
+        return frozenset(each.taker for each in given if each.begun_unix_nanos > earliest and each.id not in done)
 
     @property
     def retained(self) -> Set[MachineId]:
@@ -242,7 +237,7 @@ class ExchangeExecution:
         is_possible = proposal.waits_for is None and not self.is_busy(cluster) and is_alike(rows, now)
         if target is None or not is_possible or len(self._store.records) >= RECORDS_MAX:
             return False
-        if proposal.taker and self.has_unfinished_move(proposal.taker, settings.cooling_seconds):
+        if proposal.taker and proposal.taker in self.unfinished_takers(settings.cooling_seconds):
             return False
         if any(held[key] < count for key, count in target.counts.items()):
             return False  # the next decision acquires what is missing, and it would end as `needs-machines`

@@ -137,6 +137,8 @@ class ExchangeProposals:
         self._asked_moves: dict[str, tuple[str, list[Need]]] = {}
         #: Of the last look, with what answers have begun since.
         self._taken: Counter[ClassKey] = Counter()
+        #: At the last look.
+        self._promises: Sequence[PromisedMachines] = ()
         #: When each cluster was last looked at, as a number of looks.
         self._seen: dict[str, int] = {}
         self._looks = 0
@@ -222,7 +224,7 @@ class ExchangeProposals:
             del self._found[gone]
             self._asked.pop(gone, None)
             self._forecasts.forget(gone)
-        promises = shard.exchanges.promises()
+        self._promises = promises = shard.exchanges.promises()
         chosen = self._chosen(wanted, {promise.taker for promise in promises})
         if not chosen:
             return None
@@ -327,7 +329,7 @@ class ExchangeProposals:
         if found is None or shard.policies.exchange_mode(cluster, self._mode) is not ExchangeMode.ON:
             return
         # What another cluster gave for this one is not taken by others.
-        given = (each.classes for each in shard.exchanges.promises() if each.taker == cluster)
+        given = (each.classes for each in self._promises if each.taker == cluster)
         exchanges = _with_stock(found.exchanges, question.whole, taken - sum(given, Counter[ClassKey]()))
         self._found[cluster] = replace(found, exchanges=exchanges)
         for proposal in exchanges.proposals:
@@ -400,8 +402,7 @@ class ExchangeProposals:
     async def _look_for_moves(self, look: _Look) -> None:
         """Ask about some pairs of clusters, choose the moves to show, and begin those that may begin."""
         found, exchanges = self._sides(), self._shard.exchanges
-        cooling_seconds = self._settings.cooling_seconds
-        barred = {name for name in found if exchanges.has_unfinished_move(name, cooling_seconds)}
+        barred = exchanges.unfinished_takers(self._settings.cooling_seconds)
         pairs = await self._compute(lambda: self._moves.due(found, barred))
         if pairs:
             clusters = frozenset(name for pair in pairs for name in (pair.giver, pair.taker))

@@ -22,8 +22,11 @@ from bigfleet.exchange.course import (
     joined_by,
 )
 from bigfleet.exchange.values import ExchangeProposal, ExchangeSettings
+from bigfleet.model.states import CapacityType
 from tests.engine.proof import examples
-from tests.exchange.building import asked, held, need, offers, pods
+from tests.exchange.building import asked, held, idle, need, offers, pods
+from tests.exchange.fleets import moves, own, rented
+from tests.exchange.test_between_clusters import demand
 
 SETTINGS = ExchangeSettings()
 S = Sighting
@@ -249,3 +252,39 @@ def test_any_course_keeps_its_limits_and_ends(
         assert found.phase is ExchangePhase.ENDED
     late = followed(found, {name: Seen(S.SERVING, 3.0) for name in OLD}, now_seconds=now_seconds + bound_seconds + 1)
     assert late.phase is ExchangePhase.ENDED
+
+
+# ---- machines that are paid for anyway -----------------------------------------------------------------------------
+
+
+def test_the_price_of_an_idle_machine_that_is_paid_for_anyway_costs_nothing() -> None:
+    """A Reserved machine at $2.90 saves the whole price of a rented one at $3.00, and prices did not move."""
+    spare = idle(1, "own", 4, 2.9, capacity_type=CapacityType.RESERVED, instance_type="own4")
+    (said,) = asked([*held(1, "old", 4, 3.0), *spare], [need(pods(3500, 1, 1))]).proposals
+    assert said.gate.saving_usd_per_hour == pytest.approx(3.0)
+    found = begun(said, exchange_id="x-1", cluster="c", machines=1, settings=SETTINGS, now_seconds=0.0)
+    found = joined_by(found, {"own-000": (class_key(spare[0]), Seen(S.SERVING, 2.9))})
+    seen = {**serving("old-000"), "own-000": Seen(S.SERVING, 2.9)}
+    found = drains(followed(found, seen, now_seconds=60.0), 60.0)
+    assert found.end is None
+    assert found.expected_usd_per_hour == pytest.approx(3.0)
+    found = followed(found, {**seen, "old-000": Seen(S.SPECULATIVE)}, now_seconds=120.0)
+    assert (found.end, found.realised_usd_per_hour) == (ExchangeEnd.DONE, pytest.approx(3.0))
+
+
+def test_a_part_of_a_move_is_worth_what_the_taker_saves() -> None:
+    """It promises what it rents. It ends when that exceeds half of what both clusters were to save."""
+    (said,) = moves([*own("a", 1), *rented("b", 1), *offers(2, "new", 4, 0.3, instance_type="new4")], demand()).values()
+    found = begun(said, exchange_id="x-1", cluster="a", machines=1, settings=SETTINGS, now_seconds=0.0)
+    assert (found.taker, found.promised_usd_per_hour) == ("b", pytest.approx(-0.3))
+    assert found.expected_usd_per_hour == pytest.approx(2.7)
+    (key,) = said.comes_by_class
+    found = joined_by(found, {"new-000": (key, Seen(S.SERVING, 0.3))})
+    seen = {"a-own-000": Seen(S.SERVING, 0.5), "new-000": Seen(S.SERVING, 0.3)}
+    going = drains(followed(found, seen, now_seconds=60.0), 60.0)
+    done = followed(going, {**seen, "a-own-000": Seen(S.IDLE)}, now_seconds=120.0)
+    assert (done.end, done.realised_usd_per_hour) == (ExchangeEnd.DONE, pytest.approx(-0.3))
+    still = followed(going, {**seen, "new-000": Seen(S.SERVING, 1.6)}, now_seconds=120.0)
+    assert still.end is None
+    dear = followed(going, {**seen, "new-000": Seen(S.SERVING, 1.7)}, now_seconds=120.0)
+    assert dear.end is ExchangeEnd.PRICE_MOVED

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from bigfleet.engine.shapes.choice import RELEASABLE
 from bigfleet.engine.targets import ClassKey
 from bigfleet.exchange.values import ExchangeProposal, ExchangeSettings
 
@@ -107,6 +108,7 @@ class ExchangeCourse:
     comes: tuple[tuple[ClassKey, int], ...]
     #: Most machines that drain at a time.
     budget: int
+    #: What its cluster saves by the hour; below 0 where another cluster saves.
     promised_usd_per_hour: float
     #: The part of the promise that is expected interruptions, and no price.
     interruptions_usd_per_hour: float
@@ -114,6 +116,11 @@ class ExchangeCourse:
     comes_usd_per_hour: float
     draining_seconds_max: float
     since_seconds: float
+    #: The cluster that the machines go to, and what it is to save with them; "" for an exchange within a cluster.
+    taker: str = ""
+    taker_saves_usd_per_hour: float = 0.0
+    #: Classes that come although they are paid for anyway: the price of such a machine is no cost of the exchange.
+    paid_for: frozenset[ClassKey] = frozenset()
     phase: ExchangePhase = ExchangePhase.ACQUIRING
     #: Machines that came, with their class and how each was last seen.
     came: Mapping[str, tuple[ClassKey, Seen]] = field(default_factory=dict)
@@ -159,11 +166,13 @@ class ExchangeCourse:
 
     @property
     def expected_usd_per_hour(self) -> float:
-        """What the exchange saves by the hour when it is done, at present prices."""
+        """What the exchange saves by the hour when it is done, at present prices; with what the taker is to save."""
         goes = math.fsum((*self.gone.values(), *(self.staying[each].price_usd_per_hour for each in self._seen)))
+        if self.taker:
+            goes = self.taker_saves_usd_per_hour
         count = sum(machines for _, machines in self.comes)
         waits = count - len(self.came)
-        comes = math.fsum(seen.price_usd_per_hour for _, seen in self.came.values())
+        comes = math.fsum(self._price(machine_class, seen) for machine_class, seen in self.came.values())
         return goes - comes - waits * self.comes_usd_per_hour / max(1, count) + self.interruptions_usd_per_hour
 
     @property
@@ -174,11 +183,16 @@ class ExchangeCourse:
     def realised_usd_per_hour(self) -> float:
         """What it saves by the hour: prices of what left, less those of what came and is still there.
 
-        Expected interruptions count when everything has left.
+        Expected interruptions count when everything has left. Machines that go to another cluster are paid for anyway.
         """
-        came = math.fsum(seen.price_usd_per_hour for _, seen in self.came.values() if _is_there(seen))
+        there = [each for each in self.came.values() if _is_there(each[1])]
+        came = math.fsum(self._price(machine_class, seen) for machine_class, seen in there)
         interruptions = self.interruptions_usd_per_hour if self.end is ExchangeEnd.DONE else 0.0
-        return math.fsum(self.gone.values()) - came + interruptions
+        left = 0.0 if self.taker else math.fsum(self.gone.values())
+        return left - came + interruptions
+
+    def _price(self, machine_class: ClassKey, seen: Seen) -> float:
+        return 0.0 if machine_class in self.paid_for else seen.price_usd_per_hour
 
 
 def begun(
@@ -192,7 +206,7 @@ def begun(
 ) -> ExchangeCourse:
     """Return the course of a proposal that is ready, in a cluster of so many machines."""
     assert proposal.waits_for is None, "a proposal that waits is not carried out"
-    gate, budget = proposal.gate, settings.budget(machines)
+    budget, part = settings.budget(machines), proposal.taker_part
     waves = math.ceil(len(proposal.machine_ids) / budget)
     return ExchangeCourse(
         id=exchange_id,
@@ -200,9 +214,14 @@ def begun(
         goes=proposal.machine_ids,
         comes=tuple(proposal.comes_by_class.items()),
         budget=budget,
-        promised_usd_per_hour=gate.saving_usd_per_hour,
-        interruptions_usd_per_hour=gate.interruptions_before_usd_per_hour - gate.interruptions_after_usd_per_hour,
-        comes_usd_per_hour=gate.comes_usd_per_hour,
+        promised_usd_per_hour=proposal.own_saving_usd_per_hour,
+        interruptions_usd_per_hour=proposal.own_interruptions_usd_per_hour,
+        comes_usd_per_hour=proposal.gate.comes_usd_per_hour - (part.gate.comes_usd_per_hour if part else 0.0),
+        taker=proposal.taker,
+        taker_saves_usd_per_hour=part.gate.saving_usd_per_hour if part else 0.0,
+        paid_for=frozenset(
+            kind.key for kind, _ in proposal.comes if kind.is_idle and kind.key.capacity_type not in RELEASABLE
+        ),
         draining_seconds_max=settings.excess_seconds + 2 * settings.drain_seconds * waves,
         since_seconds=now_seconds,
     )
@@ -248,7 +267,8 @@ def followed(
         return replace(course, phase=ExchangePhase.ENDED, end=ExchangeEnd.DONE)
     if refused & course.leaving:
         return abandoned(course, ExchangeEnd.WOULD_NOT_FIT)
-    if course.expected_usd_per_hour < SAVING_SHARE_MIN * course.promised_usd_per_hour:
+    promised_usd_per_hour = course.promised_usd_per_hour + course.taker_saves_usd_per_hour
+    if course.expected_usd_per_hour < SAVING_SHARE_MIN * promised_usd_per_hour:
         return abandoned(course, ExchangeEnd.PRICE_MOVED)
     took_seconds = now_seconds - course.since_seconds
     if course.phase is ExchangePhase.ACQUIRING and took_seconds > ACQUIRING_SECONDS_MAX:

@@ -15,7 +15,7 @@ from bigfleet.compositions.problems import ClusterProblem, nanos, problem_of
 from bigfleet.engine.decision import CapacityPool, RowResult
 from bigfleet.engine.shapes.choice import RELEASABLE
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
+from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, RowState
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.exchange.plausibility import PriceBook
 from bigfleet.exchange.values import (
@@ -28,9 +28,11 @@ from bigfleet.exchange.values import (
     MachineKind,
     WholeCluster,
 )
+from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import bucket_upper_dollars
+from bigfleet.model.states import MachineState
 from bigfleet.planner.problem import PlanSettings
 
 _DEFAULT: Final = PlanSettings()
@@ -71,6 +73,28 @@ def questions_of(fleet: DecisionState, context: ExchangeContext) -> list[Exchang
         if cluster.hosts:
             found.append(_question(cluster, fleet, context, rows[name]))
     return found
+
+
+def taker_question(
+    fleet: DecisionState, context: ExchangeContext, *, giver: str, taker: str, machine_ids: Sequence[str]
+) -> ExchangeQuestion:
+    """Return the question of a cluster as if these machines of another one were Idle, and nothing else on offer.
+
+    The machines are alike, and none of them is rented by the hour. Gangs of the taker have no part.
+    """
+    wanted = set(machine_ids)
+    hosts = [host for host in fleet.clusters[giver].hosts if host.machine.id in wanted]
+    machines = [replace(h.machine, state=MachineState.IDLE, cluster=ClusterId("")) for h in hosts]
+    offer = OfferState(example=machines[0], shape=hosts[0].shape, machines=machines)
+    # A machine that is paid for anyway costs nothing more; its price is only shown.
+    offered = {CapacityPool.of(machines[0]): machines[0].price_usd_per_hour}
+    question = _question(
+        fleet.clusters[taker],
+        replace(fleet, offers=[offer]),
+        replace(context, prices=context.prices._replace(offered=offered)),
+        [row for row in context.rows if row.need.cluster == taker],
+    )
+    return replace(question, parts=tuple(part for part in question.parts if not part.is_whole))
 
 
 def _question(

@@ -71,15 +71,15 @@ def _within(
         if used + wanted > budget:
             yield replace(proposal, waits_for=WaitReason.BUDGET)
             continue
-        goes_then, comes_then = goes + _by_class(proposal.goes), comes + _by_class(proposal.comes)
-        if whole is not None and not _packs(whole, goes_then, comes_then):
+        goes_then, comes_then = goes + by_class(proposal.goes), comes + by_class(proposal.comes)
+        if whole is not None and not packs(whole, goes_then, comes_then):
             yield replace(proposal, waits_for=WaitReason.DOES_NOT_PACK)
             continue
         used, goes, comes = used + wanted, goes_then, comes_then
         yield proposal
 
 
-def _packs(whole: WholeCluster, goes: Counter[ClassKey], comes: Counter[ClassKey]) -> bool:
+def packs(whole: WholeCluster, goes: Counter[ClassKey], comes: Counter[ClassKey]) -> bool:
     """Return whether the planner finds a place for every pod of the cluster once these machines went and came.
 
     A part may be packed while the whole is not: what is excluded stays as the decision filled it, which the planner
@@ -89,7 +89,8 @@ def _packs(whole: WholeCluster, goes: Counter[ClassKey], comes: Counter[ClassKey
     return problem is not None and hosts_all(problem, plan(problem))
 
 
-def _by_class(kinds: Sequence[tuple[MachineKind, int]]) -> Counter[ClassKey]:
+def by_class(kinds: Sequence[tuple[MachineKind, int]]) -> Counter[ClassKey]:
+    """Return how many machines of each class these are."""
     found: Counter[ClassKey] = Counter()
     for kind, machines in kinds:
         found[kind.key] += machines
@@ -282,8 +283,8 @@ def _proposal(
     return ExchangeProposal(
         kind=ExchangeKind.of(len(machines), sum(step.comes)),
         is_gang=part.is_whole,
-        goes=_priced(part, step.goes),
-        comes=_priced(part, step.comes),
+        goes=priced(part, step.goes),
+        comes=priced(part, step.comes),
         machine_ids=tuple(sorted(machine.id for machine in machines)),
         waves=waves,
         gate=gate,
@@ -291,7 +292,8 @@ def _proposal(
     )
 
 
-def _priced(part: ExchangePart, counts: _Counts) -> tuple[tuple[MachineKind, int], ...]:
+def priced(part: ExchangePart, counts: _Counts) -> tuple[tuple[MachineKind, int], ...]:
+    """Return the kinds of which there are machines, the dearest first."""
     found = [(part.kinds[c], count) for c, count in enumerate(counts) if count]
     return tuple(sorted(found, key=lambda each: (-each[0].price_usd_per_hour, each[0].instance_type, each[0].zone)))
 

@@ -84,9 +84,8 @@ def cluster_sentences(found: ClusterExchanges) -> list[str]:
 def proposal_sentences(proposal: ExchangeProposal) -> list[str]:
     """Return what one proposal does, its arithmetic, and what it waits for."""
     gate = proposal.gate
-    gang = " (all machines of a gang)" if proposal.is_gang else ""
     return [
-        f"{_machines(proposal.goes)} go{gang}, {_machines(proposal.comes)} come: "
+        f"{_what(proposal)}: "
         f"{_dollars(gate.saving_usd_per_hour)}/h less, {100 * gate.saving_fraction:.0f}% of what goes.",
         _prices(gate),
         f"Over {_time(gate.settings.hold_seconds)} this saves {_dollars(gate.gain_usd)}. Required are "
@@ -95,6 +94,15 @@ def proposal_sentences(proposal: ExchangeProposal) -> list[str]:
         f"{_dollars(gate.required_usd)}.",
         _pace(proposal),
     ]
+
+
+def _what(proposal: ExchangeProposal) -> str:
+    if proposal.taker_part is not None:
+        comes = f"{_machines(proposal.comes)} come in their place" if proposal.comes else "nothing comes in their place"
+        goes = _machines(proposal.taker_part.goes)
+        return f"{_machines(proposal.goes)} move to {proposal.taker}, {comes}, and {goes} of {proposal.taker} go"
+    gang = " (all machines of a gang)" if proposal.is_gang else ""
+    return f"{_machines(proposal.goes)} go{gang}, {_machines(proposal.comes)} come"
 
 
 def _prices(gate: GateTerms) -> str:

@@ -30,15 +30,17 @@ class ExchangeMode(Enum):
 
 
 class ExchangeKind(Enum):
-    """How many machines go and come."""
+    """How many machines go and come, or that they go to another cluster."""
 
     ONE_FOR_ONE = "one-for-one"
     MANY_FOR_FEWER = "many-for-fewer"
     ONE_FOR_MANY = "one-for-many"
+    #: Machines that are paid for anyway go to another cluster, which lets rented ones go.
+    BETWEEN_CLUSTERS = "between-clusters"
 
     @classmethod
     def of(cls, goes: int, comes: int) -> "ExchangeKind":
-        """Return the kind of an exchange of so many machines."""
+        """Return the kind of an exchange of so many machines within a cluster."""
         if goes == comes:
             return cls.ONE_FOR_ONE
         return cls.MANY_FOR_FEWER if goes > comes else cls.ONE_FOR_MANY
@@ -230,6 +232,11 @@ class GateTerms:
         return before - self.comes_usd_per_hour - self.interruptions_after_usd_per_hour
 
     @property
+    def interruptions_saved_usd_per_hour(self) -> float:
+        """Return the part of the saving that is no price."""
+        return self.interruptions_before_usd_per_hour - self.interruptions_after_usd_per_hour
+
+    @property
     def saving_fraction(self) -> float:
         """Return the saving as a share of what goes; 0 where that costs nothing."""
         return self.saving_usd_per_hour / self.goes_usd_per_hour if self.goes_usd_per_hour > 0 else 0.0
@@ -278,9 +285,25 @@ class ExchangeProposal:
     machine_ids: tuple[str, ...]
     #: How many times machines drain one after the other, so that no more than the budget go at a time.
     waves: int
+    #: Of an exchange between clusters the sum of both parts.
     gate: GateTerms
     #: None: it is ready.
     waits_for: WaitReason | None = None
+    #: Of an exchange between clusters: the cluster that the machines go to, and the exchange that they make there.
+    taker: str = ""
+    taker_part: "ExchangeProposal | None" = None
+
+    @property
+    def own_saving_usd_per_hour(self) -> float:
+        """Return what its own cluster costs less by the hour; below 0 where the saving is another cluster's."""
+        taken = 0.0 if self.taker_part is None else self.taker_part.gate.saving_usd_per_hour
+        return self.gate.saving_usd_per_hour - taken
+
+    @property
+    def own_interruptions_usd_per_hour(self) -> float:
+        """Return the part of that saving that is expected interruptions, and no price."""
+        found = self.gate.interruptions_saved_usd_per_hour
+        return found if self.taker_part is None else found - self.taker_part.gate.interruptions_saved_usd_per_hour
 
     @property
     def comes_by_class(self) -> Counter[ClassKey]:

@@ -108,3 +108,40 @@ def test_demand_without_pods_has_no_exchanges(files: Files) -> None:
 
     assert json.loads(files.text("--exchange", "propose", "--output", "json"))["exchanges"]["clusters"] == {}
     assert "No cluster with pods holds machines." in files.text("--exchange", "propose")
+
+
+def reserved(name: str) -> dict[str, Any]:
+    """Return a Reserved machine that serves another cluster."""
+    return {
+        **dear(name),
+        "cluster": "batch",
+        "instance_type": "own",
+        "capacity_type": "Reserved",
+        "price_per_hour": 0.5,
+    }
+
+
+def on_type(*names: str) -> list[list[Any]]:
+    """Return that pods run on some instance types alone."""
+    return [["node.kubernetes.io/instance-type", "In", list(names)]]
+
+
+def test_a_machine_that_another_cluster_could_spare_is_named(files: Files) -> None:
+    """The batch cluster rents a spot machine for $0.10, the shop one fewer at $3.00: $2.90 an hour."""
+    files.write_machines([reserved("r1"), dear("d1"), spot("s1"), spot("s2")])
+    shapes = [{"resources": {"cpu": "3500m"}, "count": 1}]
+    shop = {"id": "web", "cluster": "shop", "priority": 100, "shapes": shapes, "requirements": on_type("own", "dear")}
+    files.write_needs([shop, {"id": "jobs", "cluster": "batch", "priority": 100, "shapes": shapes}])
+    found = json.loads(files.text("--exchange", "propose", "--output", "json"))["exchanges"]
+
+    assert found["promised_usd_per_hour"] == pytest.approx(2.9)
+    assert found["clusters"]["shop"]["proposals"] == []
+    (move,) = found["clusters"]["batch"]["proposals"]
+    assert (move["kind"], move["taker"], move["machine_ids"]) == ("between-clusters", "shop", ["r1"])
+    assert (move["taker_machine_ids"], move["waits_for"]) == (["d1"], None)
+    assert [each["instance_type"] for each in move["taker_goes"]] == ["dear"]
+    text = " ".join(files.text("--exchange", "propose").split())
+    assert (
+        "1. 1 × own Reserved ($0.50/h each) move to shop, 1 × cheap Spot ($0.10/h each) come in their place, "
+        "and 1 × dear OnDemand ($3.00/h each) of shop go: $2.90/h less, 97% of what goes." in text
+    )

@@ -13,9 +13,14 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+from bigfleet.engine.targets import class_key
+from bigfleet.exchange.between_clusters import Pair, find_move, move_question
+from bigfleet.exchange.questions import questions_of
 from bigfleet.exchange.search import find_exchanges
 from bigfleet.planner.plan import plan
 from tests.exchange.building import held, need, offers, pods, question
+from tests.exchange.fleets import own, rented, state_of
+from tests.exchange.test_between_clusters import demand
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.planner.test_best import tiny
 
@@ -36,6 +41,21 @@ async def test_a_worker_finds_the_same_exchanges() -> None:
 
     assert found.proposals
     assert found == find_exchanges(asked)
+
+
+async def test_a_worker_finds_the_same_move_between_clusters() -> None:
+    """The question of a pair travels, too."""
+    machines = [*own("a", 1), *rented("b", 1), *offers(2, "cheap", 4, 0.3, instance_type="cheap4")]
+    fleet, context = state_of(machines, demand())
+    giver, taker = questions_of(fleet, context)
+    pair = Pair(giver.cluster, taker.cluster, class_key(machines[0]))
+    asked = move_question(fleet, context, giver, pair)
+    assert asked is not None
+    with ProcessPlanWorkers(1) as workers:
+        found = await workers.find_move(asked)
+
+    assert found is not None
+    assert found == find_move(asked)
 
 
 @pytest.mark.slow

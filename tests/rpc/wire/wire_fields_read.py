@@ -164,6 +164,8 @@ SHARDREAD: dict[str, Fields] = {
         "promised_usd_per_hour": (11, "dbl"),
         "realised_usd_per_hour": (12, "dbl"),
         "sentences": (13, "*str"),
+        "taker": (14, "str"),
+        "giver_exchange_id": (15, "str"),
     },
     "ExchangedMachines": {
         "instance_type": (1, "str"),
@@ -191,5 +193,8 @@ SHARDREAD: dict[str, Fields] = {
         "hold_seconds": (15, "dbl"),
         "waits_for": (16, "str"),
         "sentences": (17, "*str"),
+        "taker": (18, "str"),
+        "taker_goes": (19, "*ExchangedMachines"),
+        "taker_machine_ids": (20, "*str"),
     },
 }

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from bigfleet.engine.decision import Action
+from bigfleet.exchange.between_clusters import MoveQuestion, find_move
 from bigfleet.exchange.search import find_exchanges
 from bigfleet.exchange.values import (
     BlockReason,
     ClusterExchanges,
     ExchangeMode,
+    ExchangeProposal,
     ExchangeQuestion,
     ExclusionReason,
     WaitReason,
@@ -67,6 +69,7 @@ class Workers:
     def __init__(self) -> None:
         self.is_idle = True
         self.questions: list[ExchangeQuestion] = []
+        self.pairs: list[tuple[str, str]] = []
         self.fault: Exception | None = None
 
     async def find_exchanges(self, question: ExchangeQuestion) -> ClusterExchanges:
@@ -75,6 +78,13 @@ class Workers:
         if self.fault is not None:
             raise self.fault
         return find_exchanges(question)
+
+    async def find_move(self, question: MoveQuestion) -> ExchangeProposal | None:
+        """Return the move of a pair of clusters."""
+        self.pairs.append((question.giver.cluster, question.taker.cluster))
+        if self.fault is not None:
+            raise self.fault
+        return find_move(question)
 
 
 class Fleet:

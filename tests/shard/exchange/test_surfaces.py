@@ -18,10 +18,11 @@ from bigfleet.rpc.wire.gen import shardread_pb2
 from bigfleet.shard.cluster_policy import PolicyFault, read_policies
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.exchange.test_execution import Exchanging
+from tests.shard.exchange.test_moves import TwoClusters
 from tests.shard.exchange.test_proposals import Fleet
 
 
-async def listed(fleet: Fleet, cluster: str = "") -> list[shardread_pb2.ClusterExchangesView]:
+async def listed(fleet: Fleet | TwoClusters, cluster: str = "") -> list[shardread_pb2.ClusterExchangesView]:
     """Return what ListExchanges streams."""
     servicer = ShardReadServicer(fleet.world.shard, LoopClock(), fleet.exchanges)
     context: Any = None
@@ -77,6 +78,35 @@ async def test_a_cluster_without_a_proposal_says_why() -> None:
     await fleet.minutes(16)
     (proposed,) = exchange_records((await listed(fleet))[0])
     assert record.keys() == proposed.keys()
+
+
+@pytest.mark.virtual_time
+async def test_a_move_is_listed_with_the_cluster_that_takes_it() -> None:
+    """Proposed, then as two exchanges that belong together."""
+    fleet = TwoClusters(mode=ExchangeMode.PROPOSE)
+    await fleet.minutes(20)
+    giver, taker = await listed(fleet)
+    (proposal,) = giver.proposals
+    assert (proposal.kind, proposal.taker) == ("between-clusters", "taker")
+    assert (list(proposal.machine_ids), list(proposal.taker_machine_ids)) == (["giver-own0"], ["taker-dear0"])
+    assert [each.instance_type for each in proposal.taker_goes] == ["dear"]
+    assert list(taker.proposals) == []
+    (record,) = exchange_records(giver)
+    cells = {column.head: column.cell(record, 0.0) for column in EXCHANGES}
+    assert cells["GO"] == "1 × own Reserved to taker, 1 × dear OnDemand there"
+    assert (cells["STATE"], cells["SAVES $/H"], cells["COME"]) == ("ready", "2.7", "1 × cheap OnDemand")
+
+    fleet = TwoClusters()
+    await fleet.until_record(2, ExchangePhase.ENDED)
+    giver, taker = await listed(fleet)
+    (first,), (second,) = giver.runs, taker.runs
+    assert (first.taker, first.giver_exchange_id) == ("taker", "")
+    assert (second.taker, second.giver_exchange_id) == ("", first.exchange_id)
+    given, got = (next(exchange_records(view)) for view in (giver, taker))
+    assert {column.head: column.cell(given, 0.0) for column in EXCHANGES}["GO"] == "1 × own Reserved to taker"
+    assert (given["giverExchangeId"], got["giverExchangeId"]) == (None, first.exchange_id)
+    assert given["sentences"][-1].startswith("Its machines went to taker")
+    assert got["sentences"][-1] == f"The machines that come were given for it by exchange {first.exchange_id}."
 
 
 def test_a_shard_proposes_unless_the_flag_says_otherwise() -> None:

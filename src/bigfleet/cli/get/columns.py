@@ -222,6 +222,15 @@ def _exchanged(name: str) -> Callable[[Record, float], str]:
     return cell
 
 
+def _goes(record: Record, now: float) -> str:
+    """Return what goes, and of an exchange between clusters where it goes and what goes there."""
+    text = _exchanged("goes")(record, now)
+    if not record["taker"]:
+        return text
+    there = _exchanged("takerGoes")(record, now)
+    return f"{text} to {plain(record['taker'])}" + ("" if there == NOTHING else f", {there} there")
+
+
 def _break_even(record: Record, _now: float) -> str:
     return NOTHING if record["breakEvenSeconds"] is None else age_text(record["breakEvenSeconds"])
 
@@ -323,7 +332,7 @@ EXCHANGES: Final[Sequence[TableColumn]] = (
     TableColumn(head="PAYS AFTER", cell=_break_even, rank=2, right=True),
     TableColumn(head="GAIN $", cell=_dollars("gainUsd"), rank=4, right=True),
     TableColumn(head="REQUIRED $", cell=_dollars("requiredUsd"), rank=4, right=True),
-    TableColumn(head="GO", cell=_exchanged("goes")),
+    TableColumn(head="GO", cell=_goes),
     TableColumn(head="COME", cell=_exchanged("comes")),
     TableColumn(head="EXCLUDED", cell=_excluded, rank=3, flexible=True),
 )

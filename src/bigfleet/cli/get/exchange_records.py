@@ -36,6 +36,8 @@ def exchange_records(view: shardread_pb2.ClusterExchangesView) -> Iterator[Recor
             "left": run.left,
             "savingUsdPerHour": run.promised_usd_per_hour,
             "realisedUsdPerHour": run.realised_usd_per_hour if run.end else None,
+            "taker": run.taker or None,
+            "giverExchangeId": run.giver_exchange_id or None,
             "sentences": list(run.sentences),
         }
     for proposal in view.proposals:
@@ -58,6 +60,9 @@ def exchange_records(view: shardread_pb2.ClusterExchangesView) -> Iterator[Recor
             "margin": proposal.margin,
             "holdSeconds": proposal.hold_seconds,
             "waitsFor": proposal.waits_for or None,
+            "taker": proposal.taker or None,
+            "takerGoes": [_machines(each) for each in proposal.taker_goes],
+            "takerMachineIds": list(proposal.taker_machine_ids),
             "sentences": [*proposal.sentences, *view.sentences],
         }
     if not view.proposals and view.computed_at_unix_nanos and all(run.end for run in view.runs):
@@ -68,6 +73,7 @@ _OF_EXCHANGES = (
     *("exchangeId", "phase", "end", "begunAt", "endedAt", "cameIds", "left", "realisedUsdPerHour"),
     *("kind", "gang", "goes", "comes", "machineIds", "waves", "savingUsdPerHour", "breakEvenSeconds", "gainUsd"),
     *("requiredUsd", "bootUsd", "doubleRunningUsd", "reclamationUsd", "margin", "holdSeconds", "waitsFor"),
+    *("taker", "takerGoes", "takerMachineIds", "giverExchangeId"),
 )
 
 

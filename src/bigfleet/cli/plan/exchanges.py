@@ -17,6 +17,7 @@ from bigfleet.engine.explain.sentences import dollars_text
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import build
 from bigfleet.engine.shapes.machines import SnapshotMachines
+from bigfleet.exchange.between_clusters import moves_of, with_move
 from bigfleet.exchange.plausibility import current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
@@ -40,7 +41,10 @@ def exchanges_of(plan: FleetPlan) -> list[ClusterExchanges]:
         exclude=dict.fromkeys((*plan.options.unjoined, *plan.options.reserved), ExclusionReason.UNAVAILABLE),
     )
     fleet = build(SnapshotMachines(plan.snapshot, plan.options), plan.demand, plan.options)
-    return [find_exchanges(question) for question in questions_of(fleet, context)]
+    questions = questions_of(fleet, context)
+    found = [find_exchanges(question) for question in questions]
+    moves = moves_of(fleet, context, questions, found)
+    return [with_move(each, moves.get(each.cluster)) for each in found]
 
 
 def exchanges_document(found: list[ClusterExchanges]) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def exchanges_document(found: list[ClusterExchanges]) -> dict[str, Any]:
 
 
 def _proposal(proposal: ExchangeProposal) -> dict[str, Any]:
-    gate = proposal.gate
+    gate, part = proposal.gate, proposal.taker_part
     return {
         "kind": proposal.kind.value,
         "gang": proposal.is_gang,
@@ -76,6 +80,9 @@ def _proposal(proposal: ExchangeProposal) -> dict[str, Any]:
         "terms": {name: value for name, value in plain(gate).items() if name != "settings"},
         "settings": plain(gate.settings),
         "waits_for": None if proposal.waits_for is None else proposal.waits_for.value,
+        "taker": proposal.taker or None,
+        "taker_goes": [] if part is None else [{**plain(kind), "machines": count} for kind, count in part.goes],
+        "taker_machine_ids": [] if part is None else list(part.machine_ids),
         "sentences": proposal_sentences(proposal),
     }
 

@@ -13,7 +13,8 @@ from bigfleet.cli.runtime.early_end import end_with_parent
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
 
 if TYPE_CHECKING:
-    from bigfleet.exchange.values import ClusterExchanges, ExchangeQuestion
+    from bigfleet.exchange.between_clusters import MoveQuestion
+    from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExchangeQuestion
     from bigfleet.planner.composition import Composition
     from bigfleet.planner.problem import Problem
 
@@ -57,6 +58,10 @@ class ProcessPlanWorkers:
     async def find_exchanges(self, question: "ExchangeQuestion") -> "ClusterExchanges":
         """Return what can be exchanged. Raises BrokenProcessPool when the worker died."""
         return await self._answer(_search, question)
+
+    async def find_move(self, question: "MoveQuestion") -> "ExchangeProposal | None":
+        """Return the move of a pair of clusters. Raises BrokenProcessPool when the worker died."""
+        return await self._answer(_search_move, question)
 
     async def _answer(self, work: "Callable[[_Asked], _Answer]", asked: _Asked) -> _Answer:
         pool = self._started()
@@ -111,6 +116,13 @@ def _search(question: "ExchangeQuestion") -> "ClusterExchanges":
     from bigfleet.exchange.search import find_exchanges
 
     return find_exchanges(question)
+
+
+def _search_move(question: "MoveQuestion") -> "ExchangeProposal | None":
+    """Search a move in a worker."""
+    from bigfleet.exchange.between_clusters import find_move
+
+    return find_move(question)
 
 
 def _begin() -> None:

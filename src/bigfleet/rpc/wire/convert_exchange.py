@@ -39,8 +39,21 @@ def _run(record: ExchangeRecord, course: ExchangeCourse | None) -> shardread_pb2
         left=left,
         promised_usd_per_hour=record.promised_usd_per_hour,
         realised_usd_per_hour=record.realised_usd_per_hour,
-        sentences=[] if end is None else [end_sentence(end)],
+        sentences=[*([] if end is None else [end_sentence(end)]), *_move_sentences(record)],
+        taker=record.taker,
+        giver_exchange_id=record.giver_exchange_id,
     )
+
+
+def _move_sentences(record: ExchangeRecord) -> list[str]:
+    """Return where the machines of an exchange between clusters go, or which exchange gave those that come."""
+    if record.taker:
+        verb = "went" if record.end == ExchangeEnd.DONE.value else "are to go"
+        taker = record.taker
+        return [f"Its machines {verb} to {taker}: what they save there is promised by an exchange of {taker}."]
+    if record.giver_exchange_id:
+        return [f"The machines that come were given for it by exchange {record.giver_exchange_id}."]
+    return []
 
 
 def _exchanged(
@@ -72,7 +85,7 @@ def exchanges_to_wire(found: FoundExchanges) -> shardread_pb2.ClusterExchangesVi
 
 
 def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
-    gate = proposal.gate
+    gate, part = proposal.gate, proposal.taker_part
     return shardread_pb2.ExchangeView(
         kind=proposal.kind.value,
         gang=proposal.is_gang,
@@ -91,4 +104,7 @@ def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
         hold_seconds=gate.settings.hold_seconds,
         waits_for="" if proposal.waits_for is None else proposal.waits_for.value,
         sentences=proposal_sentences(proposal),
+        taker=proposal.taker,
+        taker_goes=[] if part is None else [_exchanged(kind, machines) for kind, machines in part.goes],
+        taker_machine_ids=() if part is None else part.machine_ids,
     )

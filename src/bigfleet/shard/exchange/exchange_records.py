@@ -61,6 +61,10 @@ class ExchangeRecord:
     realised_usd_per_hour: float = 0.0
     #: How many machines had left when it ended.
     left: int = 0
+    #: The cluster that the machines go to; "" for an exchange within a cluster.
+    taker: str = ""
+    #: The exchange of another cluster that gave the machines that come; "" for any other.
+    giver_exchange_id: str = ""
 
 
 class ExchangeStore(Protocol):

@@ -56,8 +56,28 @@ from bigfleet.shard.status.cycle_publisher import CyclePublisher
 
 #: What an exchange that was abandoned leaves behind is not reclaimed before so long: the cluster is planned again.
 SETTLING_SECONDS: Final = 60.0
+#: For so long no other exchange takes a machine that was given for another cluster; pods may at any time.
+PROMISED_SECONDS: Final = 1800.0
 
 _log = structlog.get_logger("bigfleet.shard.exchange.execution")
+
+
+@dataclass(frozen=True, slots=True)
+class PromisedMachines:
+    """Idle machines that one cluster gave for another one."""
+
+    exchange_id: str
+    taker: str
+    machines: tuple[Machine, ...]
+
+    @property
+    def classes(self) -> Counter[ClassKey]:
+        """How many machines of each class these are."""
+        return Counter(class_key(machine) for machine in self.machines)
+
+    def is_taken_by(self, proposal: ExchangeProposal) -> bool:
+        """Return whether machines like these come in an exchange."""
+        return not self.classes.keys().isdisjoint(proposal.comes_by_class)
 
 
 class ExchangeHost(Protocol):
@@ -158,6 +178,35 @@ class ExchangeExecution:
         records = [each for each in self.records if (each.ended_unix_nanos or each.begun_unix_nanos) > earliest]
         return frozenset(machine_id for each in records for machine_id in (*each.goes_ids, *each.came_ids))
 
+    def promises(self) -> list[PromisedMachines]:
+        """Return the machines that have left their cluster for another one, which has not begun to acquire them.
+
+        They follow from the records, so a restart forgets none of them.
+        """
+        now_unix_nanos, records = self._clock.unix_nanos(), self.records
+        taken = {each.giver_exchange_id for each in records}
+        found = []
+        for record in records:
+            left_for_seconds = (now_unix_nanos - record.ended_unix_nanos) / NANOS_PER_SECOND
+            is_done = bool(record.taker) and record.end == ExchangeEnd.DONE.value and record.id not in taken
+            if not is_done or left_for_seconds > PROMISED_SECONDS:
+                continue
+            machines = [self._host.inventory.get(each) for each in record.goes_ids]
+            idle = tuple(each for each in machines if each is not None and each.state is MachineState.IDLE)
+            if idle:
+                found.append(PromisedMachines(record.id, record.taker, idle))
+        return found
+
+    def unfinished_takers(self, seconds: float) -> frozenset[str]:
+        """Return the clusters to which a move began in the last seconds and whose part of it is not done.
+
+        A move that was abandoned before everything was given does not count.
+        """
+        earliest, records = self._clock.unix_nanos() - int(seconds * NANOS_PER_SECOND), self.records
+        done = {each.giver_exchange_id for each in records if each.end == ExchangeEnd.DONE.value}
+        given = [each for each in records if each.taker and each.end in ("", ExchangeEnd.DONE.value)]
+        return frozenset(each.taker for each in given if each.begun_unix_nanos > earliest and each.id not in done)
+
     @property
     def retained(self) -> Set[MachineId]:
         """The machines that may not be reclaimed now."""
@@ -188,6 +237,8 @@ class ExchangeExecution:
         is_possible = proposal.waits_for is None and not self.is_busy(cluster) and is_alike(rows, now)
         if target is None or not is_possible or len(self._store.records) >= RECORDS_MAX:
             return False
+        if proposal.taker and proposal.taker in self.unfinished_takers(settings.cooling_seconds):
+            return False
         if any(held[key] < count for key, count in target.counts.items()):
             return False  # the next decision acquires what is missing, and it would end as `needs-machines`
         course = begun(
@@ -203,10 +254,13 @@ class ExchangeExecution:
             return False  # a gang moves whole, and no more than the budget may go at a time
         if any(self._seen(each, cluster).sighting is not Sighting.SERVING for each in course.goes):
             return False
+        given = (promise for promise in self.promises() if promise.taker == cluster)
         record = ExchangeRecord(
             id=course.id,
             cluster=cluster,
             begun_unix_nanos=self._clock.unix_nanos(),
+            taker=proposal.taker,
+            giver_exchange_id=next((each.exchange_id for each in given if each.is_taken_by(proposal)), ""),
             goes_ids=course.goes,
             goes=tuple(RecordedKind.of(kind, count) for kind, count in proposal.goes),
             comes=tuple(RecordedKind.of(kind, count) for kind, count in proposal.comes),
@@ -220,7 +274,8 @@ class ExchangeExecution:
         counts.update({key: max(0, held[key] - counts[key]) + count for key, count in course.comes})
         self._running[cluster] = _Running(course, record, now, replace(target, counts=dict(counts)))
         self._note("BeginExchange", record, record.promised_usd_per_hour, " ".join(proposal_sentences(proposal)))
-        _log.info("exchange.begun", exchange=record.id, cluster=cluster, machines=len(course.goes))
+        about = {"taker": record.taker} if record.taker else {}
+        _log.info("exchange.begun", exchange=record.id, cluster=cluster, machines=len(course.goes), **about)
         self.export()
         return True
 
@@ -428,6 +483,8 @@ class ExchangeExecution:
             f"{record.end}: {record.left} of {gone} machines left, {came} came; "
             f"${record.promised_usd_per_hour:,.2f}/h were promised, ${record.realised_usd_per_hour:,.2f}/h came of it."
         )
+        if record.taker:
+            message += f" What {record.taker} saves with the machines is its own exchange's."
         self._note("EndExchange", record, record.realised_usd_per_hour, message)
         _log.info("exchange.ended", exchange=record.id, cluster=record.cluster, end=record.end, left=record.left)
 

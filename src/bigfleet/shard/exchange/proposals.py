@@ -2,21 +2,25 @@
 
 docs/spec/exchange.md §6. It reads the last finished cycle, which is never changed, and gives nothing back to a cycle,
 unless the mode of a cluster is `on`: then it has the first proposal that is ready carried out. One cluster is searched
-at a time, and only while no composition is planned.
+at a time, and only while no composition is planned. Then some pairs of clusters are searched for machines that could
+move between them.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
 
 from bigfleet.compositions.targets import FleetPlanner
+from bigfleet.engine.decision import CapacityPool
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.targets import ClassKey, class_key
+from bigfleet.exchange.between_clusters import MoveQuestion, Pair, find_move, move_question, with_move
 from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
@@ -39,7 +43,9 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.shard.cycle.controller import Shard
+from bigfleet.shard.exchange.execution import PromisedMachines
 from bigfleet.shard.exchange.forecasts import DrainForecasts, ForecastState
+from bigfleet.shard.exchange.moves import Answered, MoveBook
 from bigfleet.shard.metrics import EXCHANGE_WAITS
 from bigfleet.shard.status.views import DecidedOn
 
@@ -70,6 +76,10 @@ class ExchangeWorkers(Protocol):
         """Return what can be exchanged; raises what went wrong."""
         ...
 
+    async def find_move(self, question: MoveQuestion) -> ExchangeProposal | None:
+        """Return the move of a pair of clusters; raises what went wrong."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class FoundExchanges:
@@ -92,6 +102,8 @@ class _Look:
     #: Machines of each class that are no longer on offer: given away by the cycle that is looked at, or to be taken by
     #: exchanges under way and those that this look begins.
     taken: Counter[ClassKey]
+    #: Idle machines that other clusters gave for these ones.
+    promises: Sequence[PromisedMachines]
     exclude: dict[str, ExclusionReason] = field(default_factory=dict)
 
 
@@ -113,15 +125,20 @@ class ExchangeProposals:
         self._settings = ExchangeSettings(excess_seconds=shard.settings.reclaim_after_seconds)
         self._planner = FleetPlanner()
         self._history = PriceHistory()
-        #: By cluster.
+        #: By cluster; without moves.
         self._found: dict[str, FoundExchanges] = {}
+        self._moves = MoveBook()
         self._forecasts = DrainForecasts(
             sessions=shard.sessions, clock=clock, metrics=shard.metrics, on_answer=self._answered
         )
         #: By cluster of which a question is open: the demand that its proposals were made for.
         self._asked: dict[str, list[Need]] = {}
+        #: The same for moves, by each of their clusters, with the giver and the demand of both.
+        self._asked_moves: dict[str, tuple[str, list[Need]]] = {}
         #: Of the last look, with what answers have begun since.
         self._taken: Counter[ClassKey] = Counter()
+        #: At the last look.
+        self._promises: Sequence[PromisedMachines] = ()
         #: When each cluster was last looked at, as a number of looks.
         self._seen: dict[str, int] = {}
         self._looks = 0
@@ -138,7 +155,12 @@ class ExchangeProposals:
 
     def found(self, cluster: str = "") -> list[FoundExchanges]:
         """Return what was found last, of all clusters or of one, cluster ids ascending."""
-        return [each for name, each in sorted(self._found.items()) if cluster in ("", name)]
+        moves = self._moves.moves
+        return [
+            replace(each, exchanges=with_move(each.exchanges, moves.get(name)))
+            for name, each in sorted(self._found.items())
+            if cluster in ("", name)
+        ]
 
     async def look(self) -> None:
         """Look at the clusters of the last finished cycle whose mode says so."""
@@ -146,33 +168,39 @@ class ExchangeProposals:
         if look is None:
             self._export()
             return
-        planner = self._planner
-        state = await self._compute(lambda: planner.state(look.decided.snapshot, look.demand, look.decided.options))
-        await self._exclude_cooling(look, state)
-        now_seconds, history = self._clock.monotonic_seconds(), self._history
-        settings = {cluster: self._shard.policies.plan_settings(cluster) for cluster in look.clusters}
-
-        def ask() -> list[ExchangeQuestion]:
-            machines = list(_priced(state))
-            history.observe(now_seconds, current_prices(machines))
-            context = ExchangeContext(
-                rows=look.decided.rows,
-                prices=_reliable(history, machines),
-                settings=self._settings,
-                plan_settings=settings,
-                exclude=look.exclude,
-                blocked=look.blocked,
-            )
-            return questions_of(state, context)
-
-        questions = await self._compute(ask)
+        _, _, questions = await self._questions_of(look)
         for gone in look.clusters - {question.cluster for question in questions}:
             self._found.pop(gone, None)
         for question in questions:
             await self._answer(question)
             rows = [need for need in look.demand if need.cluster == question.cluster]
             self._carry_out(question, rows, look.taken)
+        await self._look_for_moves(look)
         self._export()
+
+    async def _questions_of(self, look: _Look) -> tuple[DecisionState, ExchangeContext, list[ExchangeQuestion]]:
+        """Return what is asked about the clusters of a look, and what it was made of."""
+        planner = self._planner
+        state = await self._compute(lambda: planner.state(look.decided.snapshot, look.demand, look.decided.options))
+        await self._exclude_cooling(look, state)
+        now_seconds, history = self._clock.monotonic_seconds(), self._history
+        settings = {cluster: self._shard.policies.plan_settings(cluster) for cluster in look.clusters}
+
+        def ask() -> tuple[ExchangeContext, list[ExchangeQuestion]]:
+            machines = list(_priced(state))
+            history.observe(now_seconds, current_prices(machines))
+            context = ExchangeContext(
+                rows=look.decided.rows,
+                prices=_with_promised(_reliable(history, machines), look.promises),
+                settings=self._settings,
+                plan_settings=settings,
+                exclude=look.exclude,
+                blocked=look.blocked,
+            )
+            return context, questions_of(state, context)
+
+        context, questions = await self._compute(ask)
+        return state, context, questions
 
     # ---- what is asked -----------------------------------------------------------------------------------------------
 
@@ -186,7 +214,9 @@ class ExchangeProposals:
         known = dict.fromkeys(str(need.cluster) for need in decided.demand)
         modes = {name: policies.exchange_mode(name, self._mode) for name in known}
         for name in shard.exchanges.clusters:
-            if modes.get(name) is not ExchangeMode.ON:
+            course = shard.exchanges.course_of(name)
+            taker = "" if course is None else course.taker
+            if any(modes.get(each) is not ExchangeMode.ON for each in (name, taker) if each):
                 shard.exchanges.abandon(name, ExchangeEnd.SWITCHED_OFF)
         wanted = [name for name in known if modes[name] is not ExchangeMode.OFF]
         self._seen = {name: self._seen.get(name, 0) for name in wanted}
@@ -194,18 +224,32 @@ class ExchangeProposals:
             del self._found[gone]
             self._asked.pop(gone, None)
             self._forecasts.forget(gone)
-        chosen = self._chosen(wanted)
+        self._promises = promises = shard.exchanges.promises()
+        chosen = self._chosen(wanted, {promise.taker for promise in promises})
         if not chosen:
             return None
         self._seen |= dict.fromkeys(chosen, self._looks)
+        taken = sum((promise.classes for promise in promises), shard.exchanges.missing + self._acquired(decided))
+        look = self._look_at(decided, chosen, taken, promises)
+        self._taken = look.taken
+        return look
+
+    def _look_at(
+        self,
+        decided: DecidedOn,
+        clusters: frozenset[str],
+        taken: Counter[ClassKey],
+        promises: Sequence[PromisedMachines],
+    ) -> _Look:
+        shard = self._shard
         look = _Look(
             decided=decided,
-            demand=[need for need in decided.demand if need.cluster in chosen],
-            clusters=chosen,
-            blocked={name: reason for name in chosen if (reason := self._block_reason(name)) is not None},
-            taken=shard.exchanges.missing + self._acquired(decided),
+            demand=[need for need in decided.demand if need.cluster in clusters],
+            clusters=clusters,
+            blocked={name: reason for name in clusters if (reason := self._block_reason(name)) is not None},
+            taken=taken,
+            promises=promises,
         )
-        self._taken = look.taken
         unavailable = (*decided.options.unjoined, *decided.options.reserved, *shard.ledger.in_flight())
         look.exclude |= dict.fromkeys(unavailable, ExclusionReason.UNAVAILABLE)
         look.exclude |= dict.fromkeys(self._forecasts.refused(), ExclusionReason.FORECAST)
@@ -219,11 +263,11 @@ class ExchangeProposals:
         ids = [each for row in decided.rows if row.acquired for each in (*row.bootstraps, *row.provisions)]
         return Counter(class_key(machine) for each in ids if (machine := self._shard.inventory.get(each)) is not None)
 
-    def _chosen(self, wanted: Sequence[str]) -> frozenset[str]:
-        """Return the clusters of this look: those that were looked at longest ago, within the limits of a look."""
+    def _chosen(self, wanted: Sequence[str], first: Set[str]) -> frozenset[str]:
+        """Return the clusters of this look: `first`, then those that were looked at longest ago, within its limits."""
         chosen: list[str] = []
         machines = 0
-        for name in sorted(wanted, key=lambda name: (self._seen[name], name))[:CLUSTERS_MAX]:
+        for name in sorted(wanted, key=lambda name: (name not in first, self._seen[name], name))[:CLUSTERS_MAX]:
             machines += self._shard.inventory.count_bound_to(name)
             if chosen and machines > MACHINES_MAX:
                 break
@@ -284,7 +328,9 @@ class ExchangeProposals:
         self._asked.pop(cluster, None)
         if found is None or shard.policies.exchange_mode(cluster, self._mode) is not ExchangeMode.ON:
             return
-        exchanges = _with_stock(found.exchanges, question.whole, taken)
+        # What another cluster gave for this one is not taken by others.
+        given = (each.classes for each in self._promises if each.taker == cluster)
+        exchanges = _with_stock(found.exchanges, question.whole, taken - sum(given, Counter[ClassKey]()))
         self._found[cluster] = replace(found, exchanges=exchanges)
         for proposal in exchanges.proposals:
             if proposal.waits_for is not None:
@@ -306,13 +352,11 @@ class ExchangeProposals:
         cluster = question.cluster
         if self._shard.exchanges.is_busy(cluster):
             return False
-        scheduler = self._shard.policies.plan_settings(cluster).order.value
-        state = self._forecasts.state(cluster, proposal, whole=question.whole, scheduler=scheduler)
-        if state in (ForecastState.FITS, ForecastState.NOT_KNOWN):
+        waits_for = self._forecast(cluster, proposal, question.whole)
+        if waits_for is None:
             return True
-        if state is ForecastState.ASKED:
+        if waits_for is WaitReason.FORECAST:
             self._asked[cluster] = rows
-        waits_for = WaitReason.FORECAST if state is ForecastState.ASKED else WaitReason.WOULD_NOT_FIT
         found = self._found[cluster]
         proposals = (
             replace(each, waits_for=waits_for) if each is proposal else each for each in found.exchanges.proposals
@@ -320,20 +364,122 @@ class ExchangeProposals:
         self._found[cluster] = replace(found, exchanges=replace(found.exchanges, proposals=tuple(proposals)))
         return False
 
+    def _forecast(self, cluster: str, proposal: ExchangeProposal, whole: WholeCluster | None) -> WaitReason | None:
+        """Return what a proposal waits for of the cluster's operator, who is asked where that is not known."""
+        scheduler = self._shard.policies.plan_settings(cluster).order.value
+        match self._forecasts.state(cluster, proposal, whole=whole, scheduler=scheduler):
+            case ForecastState.FITS | ForecastState.NOT_KNOWN:
+                return None
+            case ForecastState.ASKED:
+                return WaitReason.FORECAST
+            case ForecastState.WOULD_NOT_FIT:
+                return WaitReason.WOULD_NOT_FIT
+
     def _answered(self, cluster: str) -> None:
         """Go on with a cluster whose operator has answered."""
         found, rows = self._found.get(cluster), self._asked.pop(cluster, None)
         if found is not None and rows is not None:
             self._carry_out(found.question, rows, self._taken)
             self._export()
+        giver, rows_of_giver = self._asked_moves.pop(cluster, ("", []))
+        if giver:
+            self._carry_out_move(giver, rows_of_giver, self._taken)
+            self._export()
 
     async def _search(self, question: ExchangeQuestion) -> ClusterExchanges:
         if self._workers is None:
             return await self._compute(lambda: find_exchanges(question))
-        while not self._workers.is_idle:
+        await self._workers_idle(self._workers)
+        return await self._workers.find_exchanges(question)
+
+    async def _workers_idle(self, workers: ExchangeWorkers) -> None:
+        while not workers.is_idle:
             # A plan that waits delays machines for pods; a proposal delays nothing.
             await self._clock.sleep(_WORKERS_SECONDS)
-        return await self._workers.find_exchanges(question)
+
+    # ---- between clusters ----------------------------------------------------------------------------------------
+
+    async def _look_for_moves(self, look: _Look) -> None:
+        """Ask about some pairs of clusters, choose the moves to show, and begin those that may begin."""
+        found, exchanges = self._sides(), self._shard.exchanges
+        barred = exchanges.unfinished_takers(self._settings.cooling_seconds)
+        pairs = await self._compute(lambda: self._moves.due(found, barred))
+        if pairs:
+            clusters = frozenset(name for pair in pairs for name in (pair.giver, pair.taker))
+            await self._ask_pairs(self._look_at(look.decided, clusters, look.taken, look.promises), pairs, found)
+        found = self._sides()
+        for giver in self._moves.choose(found):
+            only = replace(found[giver].exchanges, proposals=(self._moves.moves[giver],))
+            self._audit(only, (), self._clock.unix_nanos())
+        for giver in self._moves.moves:
+            rows = [need for need in look.decided.demand if need.cluster == giver]
+            self._carry_out_move(giver, rows, look.taken)
+
+    def _sides(self) -> dict[str, Answered]:
+        """Return the clusters that may give and take machines, as far as the shard knows."""
+        return {
+            name: Answered(found.question, found.exchanges)
+            for name, found in self._found.items()
+            if self._block_reason(name) is None
+        }
+
+    async def _ask_pairs(self, look: _Look, pairs: Sequence[Pair], found: Mapping[str, Answered]) -> None:
+        """Search the moves of some pairs; `look` is at their clusters."""
+        state, context, questions = await self._questions_of(look)
+        givers = {question.cluster: question for question in questions}
+        for pair in pairs:
+            if pair.giver not in givers:
+                continue
+            try:
+                asked = await self._compute(partial(move_question, state, context, givers[pair.giver], pair))
+                move = None if asked is None else await self._search_move(asked)
+            except asyncio.CancelledError:
+                raise
+            except Exception as fault:  # one pair's failure must not hide the others
+                self._shard.metrics.exchange_searches.labels("failed").inc()
+                error = f"{type(fault).__name__}: {fault}"
+                _log.warning("exchange.search_failed", cluster=pair.giver, taker=pair.taker, error=error)
+                continue
+            self._moves.answered(pair, found, look=self._looks, asked=asked, move=move)
+
+    async def _search_move(self, asked: MoveQuestion) -> ExchangeProposal | None:
+        if self._workers is None:
+            return await self._compute(lambda: find_move(asked))
+        await self._workers_idle(self._workers)
+        return await self._workers.find_move(asked)
+
+    def _carry_out_move(self, giver: str, rows: list[Need], taken: Counter[ClassKey]) -> None:
+        """Begin a giver's part of a move that is ready, where the modes of both clusters say so."""
+        shard, found, chosen = self._shard, self._found.get(giver), self._moves.of(giver)
+        if found is None or chosen is None or chosen.move.taker_part is None:
+            return
+        move, clusters = chosen.move, (giver, chosen.move.taker)
+        if any(shard.policies.exchange_mode(each, self._mode) is not ExchangeMode.ON for each in clusters):
+            return
+        if move.waits_for not in (None, *_ASKED_AGAIN) or any(self._block_reason(each) for each in clusters):
+            return
+        waits_for = _stock_reason(move, found.question.whole, taken)
+        if waits_for is None:
+            # Both are asked at once: a move of which the taker could make nothing is not begun.
+            of_both = (
+                self._forecast(giver, move, found.question.whole),
+                self._forecast(move.taker, chosen.move.taker_part, chosen.taker),
+            )
+            waits_for = next(
+                (each for each in (WaitReason.WOULD_NOT_FIT, WaitReason.FORECAST) if each in of_both), None
+            )
+        self._moves.set_waits(giver, waits_for)
+        if waits_for is WaitReason.FORECAST:
+            self._asked_moves |= dict.fromkeys(clusters, (giver, rows))
+        move, machines = replace(move, waits_for=waits_for), found.question.machines
+        if waits_for is None and shard.exchanges.begin(
+            move, cluster=giver, machines=machines, rows=rows, settings=self._settings
+        ):
+            taken.update(move.comes_by_class)
+            for each in clusters:
+                self._forecasts.forget(each)
+            self._moves.forget(clusters)
+            shard.wake()
 
     def _audit(self, exchanges: ClusterExchanges, before: Sequence[ExchangeProposal], at_unix_nanos: int) -> None:
         """Write a record of each proposal that is ready and was not before."""
@@ -353,7 +499,7 @@ class ExchangeProposals:
     def _export(self) -> None:
         self._shard.exchanges.export()
         metrics = self._shard.metrics
-        proposals = [each for found in self._found.values() for each in found.exchanges.proposals]
+        proposals = [each for found in self.found() for each in found.exchanges.proposals]
         ready = [each.gate.saving_usd_per_hour for each in proposals if each.waits_for is None]
         waiting = [each.gate.saving_usd_per_hour for each in proposals if each.waits_for is not None]
         metrics.exchange_saving.labels("promised").set(sum(ready))
@@ -373,12 +519,24 @@ def _with_stock(exchanges: ClusterExchanges, whole: WholeCluster | None, taken: 
     """
 
     def waits_for(proposal: ExchangeProposal) -> WaitReason | None:
-        if proposal.waits_for not in (None, *_ASKED_AGAIN):
-            return proposal.waits_for
-        wanted = Counter({key: count + taken[key] for key, count in proposal.comes_by_class.items()})
-        return None if whole is not None and whole.offers(wanted) else WaitReason.NO_STOCK
+        is_asked = proposal.waits_for in (None, *_ASKED_AGAIN)
+        return _stock_reason(proposal, whole, taken) if is_asked else proposal.waits_for
 
     return replace(exchanges, proposals=tuple(replace(each, waits_for=waits_for(each)) for each in exchanges.proposals))
+
+
+def _stock_reason(
+    proposal: ExchangeProposal, whole: WholeCluster | None, taken: Counter[ClassKey]
+) -> WaitReason | None:
+    """Return whether what would come is no longer on offer."""
+    wanted = Counter({key: count + taken[key] for key, count in proposal.comes_by_class.items()})
+    return None if whole is not None and whole.offers(wanted) else WaitReason.NO_STOCK
+
+
+def _with_promised(prices: PriceBook, promises: Sequence[PromisedMachines]) -> PriceBook:
+    """Return the prices with those of machines that have become Idle for another cluster: they are paid for anyway."""
+    offered = {CapacityPool.of(each): each.price_usd_per_hour for promise in promises for each in promise.machines}
+    return prices._replace(offered={**offered, **prices.offered})
 
 
 def _priced(state: DecisionState) -> Iterator[Machine]:

@@ -1062,6 +1062,8 @@ class ExchangeRunView(_message.Message):
     PROMISED_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
     REALISED_USD_PER_HOUR_FIELD_NUMBER: _builtins.int
     SENTENCES_FIELD_NUMBER: _builtins.int
+    TAKER_FIELD_NUMBER: _builtins.int
+    GIVER_EXCHANGE_ID_FIELD_NUMBER: _builtins.int
     exchange_id: _builtins.str
     phase: _builtins.str
     """acquiring, draining or ended."""
@@ -1075,6 +1077,10 @@ class ExchangeRunView(_message.Message):
     promised_usd_per_hour: _builtins.float
     realised_usd_per_hour: _builtins.float
     """At its end; 0 while it is under way, and if it is not known."""
+    taker: _builtins.str
+    """The cluster that the machines go to; empty for an exchange within a cluster."""
+    giver_exchange_id: _builtins.str
+    """The exchange of another cluster that gave the machines that come; empty for any other."""
     @_builtins.property
     def goes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]: ...
     @_builtins.property
@@ -1103,10 +1109,12 @@ class ExchangeRunView(_message.Message):
         promised_usd_per_hour: _builtins.float = ...,
         realised_usd_per_hour: _builtins.float = ...,
         sentences: _abc.Iterable[_builtins.str] | None = ...,
+        taker: _builtins.str = ...,
+        giver_exchange_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_unix_nanos", b"begun_unix_nanos", "came_ids", b"came_ids", "comes", b"comes", "end", b"end", "ended_unix_nanos", b"ended_unix_nanos", "exchange_id", b"exchange_id", "goes", b"goes", "left", b"left", "machine_ids", b"machine_ids", "phase", b"phase", "promised_usd_per_hour", b"promised_usd_per_hour", "realised_usd_per_hour", b"realised_usd_per_hour", "sentences", b"sentences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begun_unix_nanos", b"begun_unix_nanos", "came_ids", b"came_ids", "comes", b"comes", "end", b"end", "ended_unix_nanos", b"ended_unix_nanos", "exchange_id", b"exchange_id", "giver_exchange_id", b"giver_exchange_id", "goes", b"goes", "left", b"left", "machine_ids", b"machine_ids", "phase", b"phase", "promised_usd_per_hour", b"promised_usd_per_hour", "realised_usd_per_hour", b"realised_usd_per_hour", "sentences", b"sentences", "taker", b"taker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1172,8 +1180,11 @@ class ExchangeView(_message.Message):
     HOLD_SECONDS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     SENTENCES_FIELD_NUMBER: _builtins.int
+    TAKER_FIELD_NUMBER: _builtins.int
+    TAKER_GOES_FIELD_NUMBER: _builtins.int
+    TAKER_MACHINE_IDS_FIELD_NUMBER: _builtins.int
     kind: _builtins.str
-    """one-for-one, many-for-fewer or one-for-many."""
+    """one-for-one, many-for-fewer, one-for-many or between-clusters."""
     gang: _builtins.bool
     """All machines of a gang go."""
     waves: _builtins.int
@@ -1192,6 +1203,10 @@ class ExchangeView(_message.Message):
     hold_seconds: _builtins.float
     waits_for: _builtins.str
     """Empty: it is ready; else saves-too-little, does-not-pay, budget, does-not-pack, no-stock, forecast or would-not-fit."""
+    taker: _builtins.str
+    """between-clusters: the cluster that the machines go to, and its machines that go then. Savings and terms are of both
+    clusters.
+    """
     @_builtins.property
     def goes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]:
         """The dearest first, here and in the next."""
@@ -1204,6 +1219,10 @@ class ExchangeView(_message.Message):
 
     @_builtins.property
     def sentences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def taker_goes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExchangedMachines]: ...
+    @_builtins.property
+    def taker_machine_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1224,10 +1243,13 @@ class ExchangeView(_message.Message):
         hold_seconds: _builtins.float = ...,
         waits_for: _builtins.str = ...,
         sentences: _abc.Iterable[_builtins.str] | None = ...,
+        taker: _builtins.str = ...,
+        taker_goes: _abc.Iterable[Global___ExchangedMachines] | None = ...,
+        taker_machine_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_usd", b"boot_usd", "break_even_seconds", b"break_even_seconds", "comes", b"comes", "double_running_usd", b"double_running_usd", "gain_usd", b"gain_usd", "gang", b"gang", "goes", b"goes", "hold_seconds", b"hold_seconds", "kind", b"kind", "machine_ids", b"machine_ids", "margin", b"margin", "reclamation_usd", b"reclamation_usd", "required_usd", b"required_usd", "saving_usd_per_hour", b"saving_usd_per_hour", "sentences", b"sentences", "waits_for", b"waits_for", "waves", b"waves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot_usd", b"boot_usd", "break_even_seconds", b"break_even_seconds", "comes", b"comes", "double_running_usd", b"double_running_usd", "gain_usd", b"gain_usd", "gang", b"gang", "goes", b"goes", "hold_seconds", b"hold_seconds", "kind", b"kind", "machine_ids", b"machine_ids", "margin", b"margin", "reclamation_usd", b"reclamation_usd", "required_usd", b"required_usd", "saving_usd_per_hour", b"saving_usd_per_hour", "sentences", b"sentences", "taker", b"taker", "taker_goes", b"taker_goes", "taker_machine_ids", b"taker_machine_ids", "waits_for", b"waits_for", "waves", b"waves"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

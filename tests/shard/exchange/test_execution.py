@@ -370,6 +370,18 @@ async def test_an_exchange_waits_for_machines_that_the_composition_lacks(monkeyp
     assert len(fleet.records_of()) == 1
 
 
+async def test_an_exchange_begins_although_a_price_changed_since_the_plan() -> None:
+    """The composition names what the cluster holds at its former price, and the decision acquires nothing for that."""
+    fleet = Exchanging()
+    await fleet.minutes(5)
+    for name, known in list(fleet.provider.records.items()):
+        if known.cluster == "c1":
+            fleet.provider.records[name] = replace(known, price_usd_per_hour=3.5)
+    await fleet.minutes(16)
+
+    assert [record.cluster for record in fleet.records_of()] == ["c1"]
+
+
 def two_clusters_and_one_offer(**fields: Any) -> Exchanging:
     """Return two clusters, each of which could exchange two machines for the only one on offer."""
     fleet = Exchanging(dear(0, "c2"), dear(1, "c2"), **fields)

@@ -239,7 +239,7 @@ class ExchangeExecution:
             return False
         if proposal.taker and proposal.taker in self.unfinished_takers(settings.cooling_seconds):
             return False
-        if any(held[key] < count for key, count in target.counts.items()):
+        if _unpriced(target.counts) - _unpriced(held):
             return False  # the next decision acquires what is missing, and it would end as `needs-machines`
         course = begun(
             proposal,
@@ -521,3 +521,11 @@ class ExchangeExecution:
         metrics.exchange_saving.labels("ended").set(sum(each.promised_usd_per_hour for each in ended))
         metrics.exchange_saving.labels("realised").set(sum(each.realised_usd_per_hour for each in ended))
         metrics.exchanges_under_way.set(len(self._running))
+
+
+def _unpriced(counts: Mapping[ClassKey, int]) -> Counter[ClassKey]:
+    """Return machines by class without its price, which may have changed since the composition was planned."""
+    found: Counter[ClassKey] = Counter()
+    for key, count in counts.items():
+        found[key._replace(price_usd_per_hour=0.0)] += count
+    return found

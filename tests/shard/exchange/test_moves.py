@@ -65,12 +65,12 @@ def serving(cluster: str, name: str, kind: str, capacity_type: CapacityType, pri
 
 
 def cheap(number: int) -> Machine:
-    """Return a machine of 4 cpu at $0.30 on offer."""
+    """Return a spot machine of 4 cpu at $0.30 on offer."""
     return machine(
         f"cheap{number}",
         S.SPECULATIVE,
         instance_type=CHEAP,
-        capacity_type=CapacityType.ON_DEMAND,
+        capacity_type=CapacityType.SPOT,
         price_usd_per_hour=0.3,
     )
 
@@ -246,6 +246,8 @@ async def test_a_machine_moves_and_nothing_moves_back() -> None:
     (came,) = fleet.holds("giver")
     assert came.startswith(CHEAP)
     assert fleet.rent() == pytest.approx(0.3)
+    # Twice a delay of ten minutes, and some looks.
+    assert (second.ended_unix_nanos - first.begun_unix_nanos) / 1e9 <= 2100
     # Each part promises what its own cluster saves; together it is what was proposed.
     assert (first.promised_usd_per_hour, second.promised_usd_per_hour) == (pytest.approx(-0.3), pytest.approx(3.0))
     assert (first.realised_usd_per_hour, second.realised_usd_per_hour) == (pytest.approx(-0.3), pytest.approx(3.0))

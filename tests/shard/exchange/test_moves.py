@@ -76,7 +76,7 @@ def cheap(number: int) -> Machine:
 
 
 def on_types(*names: str) -> Profile:
-    """Return the profile of pods that run on some instance types alone."""
+    """Return the profile of pods that run on these instance types only."""
     where = Requirement("node.kubernetes.io/instance-type", Operator.IN, names)
     return Profile(requirements=(where,), priority=100)
 
@@ -345,7 +345,7 @@ async def test_a_machine_that_the_taker_no_longer_wants_is_free_for_all_after_a_
     assert len(fleet.records()) == 1
 
 
-async def test_nobody_but_the_taker_exchanges_for_what_was_given_for_it() -> None:
+async def test_only_the_taker_exchanges_for_what_was_given_for_it() -> None:
     """Another cluster waits for stock; the taker is away for a moment."""
     fleet = TwoClusters(dear("other"), dear("other", 1), forecasts=False)
     fleet.pods["other"] = 2
@@ -441,7 +441,7 @@ async def test_a_restart_within_a_part_ends_it_and_leaves_a_sound_fleet(phase: E
     assert [method for method, _, _ in fleet.provider.calls[calls:]] in ([], ["delete"])
     states = {each.state for each in fleet.provider.records.values()}
     assert states <= {S.CONFIGURED, S.IDLE, S.SPECULATIVE}
-    # Whoever takes the Idle machine first keeps it while it cools.
+    # The cluster that takes the Idle machine first keeps it while it cools.
     for _ in range(3):
         await asyncio.sleep(7 * 3600)
         await fleet.minutes(100)

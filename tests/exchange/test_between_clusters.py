@@ -28,7 +28,7 @@ FULL = pods(3500, 4, 1)
 
 
 def of_types(*names: str) -> Requirement:
-    """Return that a pod runs on some instance types alone."""
+    """Return that a pod runs on these instance types only."""
     return Requirement("node.kubernetes.io/instance-type", Operator.IN, names)
 
 

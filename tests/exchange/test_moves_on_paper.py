@@ -32,7 +32,7 @@ ROUNDS_MAX = 40
 
 
 def types(*names: str) -> Requirement:
-    """Return that a pod runs on some instance types alone."""
+    """Return that a pod runs on these instance types only."""
     return Requirement("node.kubernetes.io/instance-type", Operator.IN, names)
 
 

@@ -37,6 +37,8 @@ from bigfleet.planner.problem import NANO, ProblemFault
 CLASSES_MAX: Final = 8
 GIVERS_MAX: Final = 8
 TAKERS_MAX: Final = 8
+#: Pairs that are searched at once for a whole fleet.
+FLEET_PAIRS_MAX: Final = 64
 #: Proposals of the own cluster that stand against a move: they would come first, and change what a move saves.
 _MAY_COME: Final = (None, WaitReason.BUDGET, WaitReason.NO_STOCK, WaitReason.FORECAST)
 
@@ -166,7 +168,7 @@ def moves_of(
     by_cluster = {question.cluster: question for question in questions}
     sides = [side for asked, answer in zip(questions, answers, strict=True) if (side := side_of(asked, answer))]
     found = []
-    for pair in pairs_of(sides):
+    for pair in pairs_of(sides)[:FLEET_PAIRS_MAX]:
         asked = move_question(fleet, context, by_cluster[pair.giver], pair)
         move = None if asked is None else find_move(asked)
         if move is not None:

@@ -122,7 +122,7 @@ def reserved(name: str) -> dict[str, Any]:
 
 
 def on_type(*names: str) -> list[list[Any]]:
-    """Return that pods run on some instance types alone."""
+    """Return that pods run on these instance types only."""
     return [["node.kubernetes.io/instance-type", "In", list(names)]]
 
 

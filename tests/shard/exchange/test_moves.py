@@ -65,18 +65,18 @@ def serving(cluster: str, name: str, kind: str, capacity_type: CapacityType, pri
 
 
 def cheap(number: int) -> Machine:
-    """Return a machine of 4 cpu at $0.30 on offer."""
+    """Return a spot machine of 4 cpu at $0.30 on offer."""
     return machine(
         f"cheap{number}",
         S.SPECULATIVE,
         instance_type=CHEAP,
-        capacity_type=CapacityType.ON_DEMAND,
+        capacity_type=CapacityType.SPOT,
         price_usd_per_hour=0.3,
     )
 
 
 def on_types(*names: str) -> Profile:
-    """Return the profile of pods that run on some instance types alone."""
+    """Return the profile of pods that run on these instance types only."""
     where = Requirement("node.kubernetes.io/instance-type", Operator.IN, names)
     return Profile(requirements=(where,), priority=100)
 
@@ -246,6 +246,8 @@ async def test_a_machine_moves_and_nothing_moves_back() -> None:
     (came,) = fleet.holds("giver")
     assert came.startswith(CHEAP)
     assert fleet.rent() == pytest.approx(0.3)
+    # Twice a delay of ten minutes, and some looks.
+    assert (second.ended_unix_nanos - first.begun_unix_nanos) / 1e9 <= 2100
     # Each part promises what its own cluster saves; together it is what was proposed.
     assert (first.promised_usd_per_hour, second.promised_usd_per_hour) == (pytest.approx(-0.3), pytest.approx(3.0))
     assert (first.realised_usd_per_hour, second.realised_usd_per_hour) == (pytest.approx(-0.3), pytest.approx(3.0))
@@ -343,7 +345,7 @@ async def test_a_machine_that_the_taker_no_longer_wants_is_free_for_all_after_a_
     assert len(fleet.records()) == 1
 
 
-async def test_nobody_but_the_taker_exchanges_for_what_was_given_for_it() -> None:
+async def test_only_the_taker_exchanges_for_what_was_given_for_it() -> None:
     """Another cluster waits for stock; the taker is away for a moment."""
     fleet = TwoClusters(dear("other"), dear("other", 1), forecasts=False)
     fleet.pods["other"] = 2
@@ -439,7 +441,7 @@ async def test_a_restart_within_a_part_ends_it_and_leaves_a_sound_fleet(phase: E
     assert [method for method, _, _ in fleet.provider.calls[calls:]] in ([], ["delete"])
     states = {each.state for each in fleet.provider.records.values()}
     assert states <= {S.CONFIGURED, S.IDLE, S.SPECULATIVE}
-    # Whoever takes the Idle machine first keeps it while it cools.
+    # The cluster that takes the Idle machine first keeps it while it cools.
     for _ in range(3):
         await asyncio.sleep(7 * 3600)
         await fleet.minutes(100)

@@ -94,7 +94,7 @@ async def test_a_move_is_listed_with_the_cluster_that_takes_it() -> None:
     (record,) = exchange_records(giver)
     cells = {column.head: column.cell(record, 0.0) for column in EXCHANGES}
     assert cells["GO"] == "1 × own Reserved to taker, 1 × dear OnDemand there"
-    assert (cells["STATE"], cells["SAVES $/H"], cells["COME"]) == ("ready", "2.7", "1 × cheap OnDemand")
+    assert (cells["STATE"], cells["SAVES $/H"], cells["COME"]) == ("ready", "2.7", "1 × cheap Spot")
 
     fleet = TwoClusters()
     await fleet.until_record(2, ExchangePhase.ENDED)

@@ -403,7 +403,7 @@ class ExchangeProposals:
         """Ask about some pairs of clusters, choose the moves to show, and begin those that may begin."""
         found, exchanges = self._sides(), self._shard.exchanges
         barred = exchanges.unfinished_takers(self._settings.cooling_seconds)
-        pairs = await self._compute(lambda: self._moves.due(found, barred))
+        pairs = self._affordable(await self._compute(lambda: self._moves.due(found, barred)))
         if pairs:
             clusters = frozenset(name for pair in pairs for name in (pair.giver, pair.taker))
             await self._ask_pairs(self._look_at(look.decided, clusters, look.taken, look.promises), pairs, found)
@@ -414,6 +414,17 @@ class ExchangeProposals:
         for giver in self._moves.moves:
             rows = [need for need in look.decided.demand if need.cluster == giver]
             self._carry_out_move(giver, rows, look.taken)
+
+    def _affordable(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return the first pairs, as far as their clusters are within the machines of a look; at least one."""
+        found: list[Pair] = []
+        clusters: set[str] = set()
+        for pair in pairs:
+            wanted = clusters | {pair.giver, pair.taker}
+            if found and sum(map(self._shard.inventory.count_bound_to, wanted)) > MACHINES_MAX:
+                break
+            found, clusters = [*found, pair], wanted
+        return found
 
     def _sides(self) -> dict[str, Answered]:
         """Return the clusters that may give and take machines, as far as the shard knows."""

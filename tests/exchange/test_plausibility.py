@@ -140,7 +140,7 @@ def test_an_offer_that_comes_and_goes_does_not_count() -> None:
 def test_a_held_price_that_rose_counts_after_the_memory() -> None:
     """A fifth up for three hours is how it was three hours ago."""
     history = PriceHistory()
-    found = []
+    found: list[float] = []
     for number in range(STEPS + FORGOTTEN):
         history.observe(number * 60.0, current_prices(held(1, "held", 8, 0.4 if number < STEPS else 0.5)))
         found += history.settled.held.values()

@@ -115,8 +115,9 @@ class TwoClusters:
     def report(self, cluster: str, count: int = 0) -> None:
         """Send a roll-up: pods that each fill a machine."""
         self.pods[cluster] = count or self.pods[cluster]
-        more = {"profile": on_types(OWN, DEAR)} if cluster == "taker" else {}
-        self.operators[cluster].report(pods(cluster, ("3500m", self.pods[cluster]), **more))
+        row = pods(cluster, ("3500m", self.pods[cluster]))
+        row = replace(row, profile=on_types(OWN, DEAR)) if cluster == "taker" else row
+        self.operators[cluster].report(row)
 
     async def minutes(self, count: int, *, looks: bool = True) -> None:
         """Let time pass, with a cycle and a look in each minute; every pod has a place all the time."""
@@ -249,8 +250,8 @@ async def test_a_machine_moves_and_nothing_moves_back() -> None:
     # Twice a delay of ten minutes, and some looks.
     assert (second.ended_unix_nanos - first.begun_unix_nanos) / 1e9 <= 2100
     # Each part promises what its own cluster saves; together it is what was proposed.
-    assert (first.promised_usd_per_hour, second.promised_usd_per_hour) == (pytest.approx(-0.3), pytest.approx(3.0))
-    assert (first.realised_usd_per_hour, second.realised_usd_per_hour) == (pytest.approx(-0.3), pytest.approx(3.0))
+    assert [each.promised_usd_per_hour for each in (first, second)] == pytest.approx([-0.3, 3.0])
+    assert [each.realised_usd_per_hour for each in (first, second)] == pytest.approx([-0.3, 3.0])
     assert fleet.world.metric("exchange_saving_usd_per_hour", saving="ended") == pytest.approx(SAVED)
     assert fleet.world.metric("exchange_saving_usd_per_hour", saving="realised") == pytest.approx(SAVED)
 

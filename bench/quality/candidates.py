@@ -46,8 +46,15 @@ def _shapes() -> Candidate:
     return ShapesCandidate()
 
 
+def _exchanges() -> Candidate:
+    from bench.quality.exchanges_candidate import ExchangesCandidate
+
+    return ExchangesCandidate()
+
+
 CANDIDATES: Final[dict[str, Callable[[], Candidate]]] = {
     "engine": _engine,
     "shapes": _shapes,
+    "exchanges": _exchanges,
     "packer": PackerCandidate,
 }

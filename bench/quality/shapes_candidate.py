@@ -6,7 +6,7 @@ end.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bench.quality.engine_candidate import (
@@ -49,17 +49,18 @@ class ShapesCandidate:
     def settle(self, instance: Instance, start: Start, scheduler: Scheduler) -> Settled:
         """Return what the clusters hold at rest."""
         demands = instance.demands(start)
-        world = _World(instance, demands, SchedulerOrder(scheduler.value))
+        fleet = PaperFleet(instance, demands, SchedulerOrder(scheduler.value))
         for clusters in demands[:-1]:
-            world.live(clusters)
-        return world.live(demands[-1])
+            fleet.live(clusters)
+        return fleet.live(demands[-1])
 
 
-class _World:
+class PaperFleet:
     """The machines of an instance, decided on cycle after cycle."""
 
     def __init__(self, instance: Instance, demands: Sequence[Sequence[PackingCluster]], order: SchedulerOrder) -> None:
-        self._order = order
+        self.order = order
+        self.targets: dict[str, Target] = {}
         self._machines: dict[MachineId, Machine] = {}
         self._idle_since: dict[MachineId, float] = {}
         self._offer_of: dict[MachineId, int] = {}
@@ -70,16 +71,22 @@ class _World:
             for number in range(_slots(offer, demands)):
                 machine_id = MachineId(offer.machine_id(number))
                 self._offer_of[machine_id] = position
-                self._put(replace(model, id=machine_id))
+                self.put(replace(model, id=machine_id))
 
     def live(self, clusters: Sequence[PackingCluster]) -> Settled:
-        """Decide and apply until two cycles in a row, an hour apart, decide nothing."""
-        demand = _demand(clusters)
+        """Plan, decide and apply until two cycles in a row, an hour apart, decide nothing."""
+        started = time.process_time()
+        self.targets = self.planned(clusters, self.snapshot())
+        settled = self.rest(clusters)
+        return replace(settled, engine_seconds=time.process_time() - started)
+
+    def rest(self, clusters: Sequence[PackingCluster]) -> Settled:
+        """Decide and apply in the same way, with the targets that are known."""
+        demand = demand_of(clusters)
         before = {machine_id: level(machine) for machine_id, machine in self._machines.items()}
         started = time.process_time()
-        targets = self._targets(clusters, demand)
         course = until_rest(
-            lambda: decide(self._snapshot(), demand, self._options(clusters, targets)), self._carry_out, self._pass
+            lambda: decide(self.snapshot(), demand, self.options(clusters)), self._carry_out, self._pass
         )
         needed = sum(_actions_between(before[machine_id], level(m)) for machine_id, m in self._machines.items())
         return Settled(
@@ -101,30 +108,40 @@ class _World:
     def _pass(self, seconds: float) -> None:
         self._now += seconds
 
-    def _targets(self, clusters: Sequence[PackingCluster], demand: Sequence[Need]) -> dict[str, Target]:
-        settings = {cluster.id: PlanSettings(order=self._order) for cluster in clusters}
-        return targets_of(self._snapshot(), demand, self._options(clusters, {}), settings=settings)
+    def planned(self, clusters: Sequence[PackingCluster], snapshot: Snapshot) -> dict[str, Target]:
+        """Return the targets that the planner finds for these machines."""
+        settings = {cluster.id: PlanSettings(order=self.order) for cluster in clusters}
+        options = replace(self.options(clusters), targets={})
+        return targets_of(snapshot, demand_of(clusters), options, settings=settings)
 
-    def _options(self, clusters: Sequence[PackingCluster], targets: Mapping[str, Target]) -> Options:
+    def options(self, clusters: Sequence[PackingCluster]) -> Options:
+        """Return the options of the next decision."""
         return Options(
             now_seconds=self._now,
             reported=frozenset(cluster.id for cluster in clusters),
             parking_ages=self._ages,
             overheads={cluster.id: _overheads(cluster) for cluster in clusters},
-            targets=targets,
+            targets=self.targets,
         )
 
-    def _snapshot(self) -> Snapshot:
-        return Snapshot.of(self._machines.values(), self._idle_since)
+    def snapshot(self, machines: Iterable[Machine] | None = None) -> Snapshot:
+        """Return these machines, or all, as a decision sees them."""
+        return Snapshot.of(self._machines.values() if machines is None else machines, self._idle_since)
+
+    @property
+    def machines(self) -> list[Machine]:
+        """The machines as they are, in the order of the offers."""
+        return list(self._machines.values())
 
     def _apply(self, action: Action) -> None:
         machine = self._machines[action.machine_id]
         if action.kind is ActionKind.PROVISION:
             machine = replace(machine, state=MachineState.IDLE, host=HOST)
             action = replace(action, kind=ActionKind.BOOTSTRAP)
-        self._put(action_applied(machine, action))
+        self.put(action_applied(machine, action))
 
-    def _put(self, machine: Machine) -> None:
+    def put(self, machine: Machine) -> None:
+        """Let a machine be as it is given."""
         self._machines[machine.id] = machine
         if machine.state is MachineState.IDLE:
             self._idle_since.setdefault(machine.id, self._now)
@@ -159,7 +176,7 @@ def _actions_between(before: tuple[int, str], after: tuple[int, str]) -> int:
     return before[0] - after[0]
 
 
-def _demand(clusters: Sequence[PackingCluster]) -> list[Need]:
+def demand_of(clusters: Sequence[PackingCluster]) -> list[Need]:
     """Return the rows in list order; shapes stand in the instance's order, which claims refer to."""
     needs: list[Need] = []
     for cluster in clusters:

@@ -53,6 +53,8 @@ SHED_LIMITS = ("rollup_rows", "reading_turn", "session_bytes", "first_frames", "
 _BUCKETS_C = tuple(0.01 * 2**n for n in range(20))
 #: 2 ms × 2^0…12; each bucket of the phases is seven series.
 _BUCKETS_D = tuple(0.002 * 2**n for n in range(13))
+#: 10 ms × 2^0…14: no call of a provider takes longer, and each method and code has series for each bucket.
+_BUCKETS_E = tuple(0.01 * 2**n for n in range(15))
 #: Settings of the cluster policy that limit demand.
 DEMAND_LIMITS = ("priority", "penalty", "rows", "machines", "dollars")
 #: `snapread` ends when the demand is folded, `phase1` to `phase3` are those of the engine.
@@ -132,7 +134,7 @@ class ShardMetrics:
         )
         self.outbox_frames = gauge("outbox_frames", "Frames that wait for one operator, the most of any")
         self.outbox_dropped = counter("outbox_dropped_total", "Frames dropped for lack of room")
-        self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_B, ["method", "code"])
+        self.provider_rpc = histogram("provider_rpc_seconds", "Provider calls", _BUCKETS_E, ["method", "code"])
         self.cluster_policy_reads = counter("cluster_policy_reads_total", "Reads of --cluster-policy", ["result"])
         self.demand_limited_rows = gauge(
             "demand_limited_rows", "Rows that the cluster policy changed, cut or left out", ["limit"]

@@ -2,7 +2,7 @@
 
 A benchmark seeds, asserts the rows that it seeded, warms up, is timed, and hands back a value to hash: one that times
 an empty inventory proves nothing. Absolute times belong to the machine; compare figures of one run alone. What a run is
-kept as is in `bench.record`. Nothing here may choose a target: it stands beside the benchmark's definition.
+kept as is in `bench.record`. This module does not choose a target: that is part of the benchmark's definition.
 """
 
 import gc

@@ -109,13 +109,4 @@ class ExchangingFleet(PaperFleet):
 
 def _bound_like(example: Machine, machine: Machine) -> Machine:
     """Return the machine Configured, with the stamp of another one."""
-    return replace(
-        machine,
-        state=MachineState.CONFIGURED,
-        host=HOST,
-        assigned_need_fingerprint=example.assigned_need_fingerprint,
-        assigned_group=example.assigned_group,
-        assigned_priority=example.assigned_priority,
-        assigned_interruption_penalty_dollars=example.assigned_interruption_penalty_dollars,
-        assigned_reclamation_penalty_dollars=example.assigned_reclamation_penalty_dollars,
-    )
+    return replace(machine, state=MachineState.CONFIGURED, host=HOST, **example.stamp._asdict())

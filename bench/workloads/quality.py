@@ -1,6 +1,6 @@
 """Measures the quality of decisions in a small form: five families at the small size, on synthetic data.
 
-`python -m bench.quality` has the whole evaluation (bench/README.md). Nothing here is timed.
+`python -m bench.quality` has the whole evaluation (bench/README.md). No figure is a time.
 """
 
 from statistics import median

@@ -4,7 +4,7 @@
         ...  # create pods in `east`; the provider's machines join as Nodes of the fake kubelet
         await fleet.program(SHARD).kill()
 
-The programs have the rights of the manifests and no others. Nothing here schedules a pod or binds a machine.
+The programs have the rights of the manifests and no others. This module does not schedule a pod or bind a machine.
 """
 
 import asyncio

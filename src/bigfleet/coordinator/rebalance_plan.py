@@ -2,8 +2,8 @@
 
 docs/spec/coordinator.md §7. Three tiers in strict order for each shortfall: idle machines, speculative slots, and, for
 an old shortfall that got nothing, a drain in another shard. Only integers and fractions are used and every order is
-total, so equal input gives equal output. The leader enqueues what a pass proposes; nothing here reads a clock or sends
-anything.
+total, so equal input gives equal output. The leader enqueues what a pass proposes; this module reads no clock and sends
+nothing.
 """
 
 from collections import defaultdict

@@ -1,7 +1,7 @@
 """Folds gangs that one machine can host into plain rows (docs/spec/aggregates.md §4).
 
 Such a gang needs no common domain: any machines that can host it will do. Claims and other rows play no part in the
-question, so a gang does not flip between its two forms while it is served; nothing here may look at either.
+question, so a gang does not flip between its two forms while it is served; this module must not look at either.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Parks gangs that have failed for long, so that they stop trying for a while (docs/spec/engine.md §9).
 
 A gang that stalls for 8 cycles keeps what it holds and takes nothing, so that it cannot churn for ever; every 32 it
-looks again for one cycle. Ages are the caller's memory, handed in and out as plain mappings: nothing here keeps them.
+looks again for one cycle. Ages are the caller's memory, handed in and out as plain mappings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

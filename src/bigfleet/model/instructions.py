@@ -1,8 +1,8 @@
 """Defines the instructions of a coordinator to a shard, and how the simple ones change what the shard owns.
 
 docs/spec/wire.md §10, docs/spec/coordinator.md §9.3. `owned_after` is the complete effect of all instructions but
-three: releasing machines, moving slots and draining also need the donor's machines and its provider. Nothing here does
-I/O.
+three: releasing machines, moving slots and draining also need the donor's machines and its provider. This module does
+no I/O.
 """
 
 from collections.abc import Mapping

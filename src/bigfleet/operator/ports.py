@@ -1,7 +1,7 @@
 """Defines what an operator's session needs, as Protocols: a shard to talk to, and a cluster to report for.
 
-Production implements them with gRPC and the Kubernetes API; tests and the simulation use plain values. Nothing here
-does I/O.
+Production implements them with gRPC and the Kubernetes API; tests and the simulation use plain values. This module
+does no I/O.
 """
 
 from collections.abc import Iterable

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
@@ -24,6 +25,8 @@ from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import Preflight
 from bigfleet.operator.work_queue import WorkQueue
 from bigfleet.sim.kernel.virtual_time import LoopClock
+from bigfleet.sim.kubernetes.client import InMemoryApi
+from bigfleet.sim.kubernetes.server import InMemoryApiServer
 from tests.operator.nodes.node_world import node_body, pod_body
 
 pytestmark = pytest.mark.virtual_time
@@ -37,9 +40,7 @@ class Bench:
     def __init__(self, nodes: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]) -> None:
         clock = LoopClock()
         self.matcher = NodeMatcher(
-            api=None,  # type: ignore[arg-type]
-            queue=WorkQueue(clock=clock, rng=None),  # type: ignore[arg-type]
-            clock=clock,
+            api=InMemoryApi(InMemoryApiServer(clock)), queue=WorkQueue(clock=clock, rng=Random(1)), clock=clock
         )
         self.pods = PodsByNode()
         self.preflight = Preflight(nodes=self.matcher, pods=self.pods, clock=clock)

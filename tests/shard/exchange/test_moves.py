@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pytest
@@ -384,13 +385,13 @@ async def test_a_move_is_not_begun_when_either_operator_says_that_pods_would_not
     for cluster in ("giver", "taker"):
         fleet = TwoClusters(forecasts=True)
 
-        def answer(request: DrainForecastRequest, outcome: ForecastOutcome) -> DrainForecast:
+        def answer(request: DrainForecastRequest, *, outcome: ForecastOutcome) -> DrainForecast:
             first = request.machine_ids[0]
             return DrainForecast(request_id=request.request_id, outcome=outcome, machine_id=first, message="a pod")
 
         for name, operator in fleet.operators.items():
             outcome = ForecastOutcome.WOULD_NOT_FIT if name == cluster else ForecastOutcome.FITS
-            operator.forecast = lambda request, outcome=outcome: answer(request, outcome)  # type: ignore[misc]
+            operator.forecast = partial(answer, outcome=outcome)
         await fleet.minutes(30)
         assert fleet.records() == []
         asked = [f for f in fleet.operators[cluster].frames if isinstance(f, DrainForecastRequest)]

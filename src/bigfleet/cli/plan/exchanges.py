@@ -14,6 +14,7 @@ from bigfleet.cli.plan.document import plain
 from bigfleet.cli.plan.planning import FleetPlan
 from bigfleet.cli.runtime.kernel_cache import keep_kernels
 from bigfleet.engine.explain.sentences import dollars_text
+from bigfleet.engine.explain.words import counted
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.shapes.fleet import build
 from bigfleet.engine.shapes.machines import SnapshotMachines
@@ -94,7 +95,8 @@ def show_exchanges(console: Console, found: list[ClusterExchanges]) -> None:
     if not found:
         console.print("No cluster with pods holds machines.")
     for one in found:
-        console.print(Text(f"{one.cluster}: {one.machines:,} machines for {dollars_text(one.cost_usd_per_hour)}/h"))
+        machines = counted(one.machines, "machine", "machines")
+        console.print(Text(f"{one.cluster}: {machines} for {dollars_text(one.cost_usd_per_hour)}/h"))
         for sentence in cluster_sentences(one):
             console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
         for number, proposal in enumerate(one.proposals, start=1):

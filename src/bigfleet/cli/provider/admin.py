@@ -1,7 +1,7 @@
 """Defines `bigfleet provider admin --state FILE …`: administers a running provider over its admin socket.
 
 docs/spec/provider.md §13, §14. Exit 0 if done, 1 if refused or not running, 2 for a wrong call. The provider decides
-and writes the audit line; nothing here opens the state file.
+and writes the audit line; this module does not open the state file.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Serves the admin socket of a provider: HTTP over a Unix socket beside the state file, for the file's owner only.
 
 docs/spec/provider.md §14, docs/adr/0116-the-admin-socket.md. The kernel reports the caller's user (SO_PEERCRED); the
-request itself has no identity. `bigfleet.provider.kit.administration` decides, nothing here does.
+request itself has no identity. `bigfleet.provider.kit.administration` decides, this module does not.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Defines the settings of a shard process: identity, state directory, addresses (docs/spec/shard.md §1).
 
-`bigfleet.cli.shard.command` makes them from its flags; nothing here opens or checks anything.
+`bigfleet.cli.shard.command` makes them from its flags; this module does not open or check anything.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """Reads the moves of a run from the coordinator, counts each once, and stores them.
 
 The coordinator forgets them when its process ends. Apart from assigning a zone to each shard before a run begins,
-nothing here changes anything.
+this module does not change anything.
 """
 
 from collections.abc import Mapping

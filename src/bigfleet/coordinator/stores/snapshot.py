@@ -1,7 +1,7 @@
 """Saves the coordinator's tables as one JSON document, exports it, and reads it back for a restore.
 
 docs/spec/coordinator.md §10. Equal tables give equal documents except for their time. An incomplete or changed document
-is rejected; nothing here repairs one, and nothing here touches a store.
+is rejected; this module does not repair one, and does not touch a store.
 """
 
 import hashlib

@@ -2,7 +2,7 @@
 
 Supplies become scaled int64 vectors: each dimension is divided by the greatest common divisor of all supplies, which
 changes no comparison, and what a row wants is rounded up to it, which changes none either (docs/adr/0110). Attributes
-become ranks, requirement sets become one byte per shape. Tables only follow a vocabulary; nothing here may look at
+become ranks, requirement sets become one byte per shape. Tables only follow a vocabulary; this module must not look at
 claims, or decide anything.
 """
 

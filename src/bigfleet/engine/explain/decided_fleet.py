@@ -2,7 +2,7 @@
 
 docs/adr/0121-explain-one-row.md. Made of what a cycle decided on and what it came to, so that one row can be replayed
 without deciding all others again. An array that is by machine has one entry per row of the view, removed ones included.
-This module does not decide, and nothing here makes an object per machine.
+This module does not decide, and makes no object per machine.
 """
 
 from collections.abc import Callable, Iterable, Sequence

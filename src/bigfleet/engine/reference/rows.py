@@ -1,6 +1,6 @@
 """Holds the working state of one decision: rows while they are served, and who holds which machine.
 
-A `DemandRow` and the `Allocations` live for one call of `decide` and are thrown away with it; nothing here survives a
+A `DemandRow` and the `Allocations` live for one call of `decide` and are thrown away with it: they do not survive a
 cycle, and nothing outside the engine may see them.
 """
 

@@ -1,7 +1,7 @@
 """Opens the operator's stream to its shard: `bigfleet.v1alpha1.Shard/Session` (docs/spec/wire.md §2, §8).
 
 Frames go out serialised deterministically, so that equal demand gives equal bytes and costs the shard no parse. What
-the codes of a broken stream mean to the operator is said here and nowhere else; nothing here retries.
+the codes of a broken stream mean to the operator is said here and nowhere else; this module does not retry.
 """
 
 import asyncio

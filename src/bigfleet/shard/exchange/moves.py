@@ -1,7 +1,7 @@
 """Remembers which machines could move between which clusters, and which pairs of clusters to ask about next.
 
 docs/spec/exchange.md §4.1, §6. An answer counts while the questions of both clusters are the same objects as when it
-was given. Nothing here searches or acts.
+was given. This module does not search or act.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -2,8 +2,8 @@
 
 Half a million machines have some ten thousand different sets of facts and of stamps. A record of its own takes 300
 bytes a machine with its host, a record with references a hundred, and comparing facts is comparing one reference.
-`Keeper` creates each shared part once, with its number in the columns. Values only: nothing here knows which machines
-exist.
+`Keeper` creates each shared part once, with its number in the columns. These are values only: which machines
+exist is not known here.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Stores the demand of a shard: each cluster's last accepted roll-up, in a stable order.
 
-docs/spec/model.md §8 and docs/spec/shard.md §4. Silence changes nothing here; only an accepted roll-up does.
+docs/spec/model.md §8 and docs/spec/shard.md §4. Silence does not change demand; only an accepted roll-up does.
 """
 
 from bisect import bisect_left

@@ -1,7 +1,7 @@
 """Turns the pools of a world into offered machines: ids, shapes, labels, racks (docs/spec/provider.md §19, §21).
 
 Equal worlds give equal fleets, in equal order. Prices and events are the economy's business
-(`bigfleet.provider.backends.simulated.economy`); nothing here may depend on time.
+(`bigfleet.provider.backends.simulated.economy`); this module must not depend on time.
 """
 
 from collections import Counter, defaultdict

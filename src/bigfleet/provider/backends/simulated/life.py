@@ -1,7 +1,7 @@
 """Computes the stage of a host from its stored times and the current time (docs/spec/provider.md §21).
 
 The times are stored before the call that set them returns. So every operation ends on time, also if the caller gave up
-or no provider runs. This module must not wait, and nothing here changes a host.
+or no provider runs. This module must not wait, and does not change a host.
 """
 
 from enum import Enum

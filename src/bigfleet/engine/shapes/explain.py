@@ -208,7 +208,7 @@ class Explained:
             if machine.id in self.fleet.options.unjoined:
                 return ["It is reclaimed: it has not joined its cluster."]
             if machine.id in self.fleet.options.leaving:
-                return [f"It is reclaimed from {machine.cluster}: an exchange replaced it."]
+                return [f"It is reclaimed from {machine.cluster}: it goes by an exchange."]
             return [f"It is reclaimed from {machine.cluster}: no row needs any of it."]
         if action is not None and action.kind is ActionKind.DELETE:
             return ["It is released: its hold is over and no row needs it."]

@@ -49,7 +49,7 @@ class Inbox:
         accepted_term: int,
         on_answer: Callable[[Instruction, Ack], None] = lambda _instruction, _ack: None,
     ) -> None:
-        """`on_answer` is called for each instruction that was judged, and not for a repeated one that is known."""
+        """`on_answer` is called for each instruction that was judged, and not for a repeated one that is remembered."""
         self._handler = handler
         self._on_answer = on_answer
         #: The highest term that was accepted; reports echo it.
@@ -89,6 +89,11 @@ class Inbox:
                 self._waiting.append(await self._answer(instruction))
 
     async def _answer(self, instruction: Instruction) -> Ack:
+        if _follows_from_rows(instruction):
+            # One transfer has many of the same id: each for what the rows say now, and without effect where they agree.
+            ack = await self._judged(instruction)
+            self._on_answer(instruction, ack)
+            return ack
         known = self._answered.get(instruction.instruction_id)
         if known is not None:
             return known
@@ -114,3 +119,8 @@ class Inbox:
         except MayYetSucceed as failure:
             return Ack(instruction_id, InstructionOutcome.FAILED, str(failure))
         return Ack(instruction_id, InstructionOutcome.ACCEPTED, machine_ids=done.machine_ids, machines=done.machines)
+
+
+def _follows_from_rows(instruction: Instruction) -> bool:
+    """Return whether an instruction goes on with a transfer that another one began: adopt, note, forget."""
+    return instruction.row_version != instruction.version

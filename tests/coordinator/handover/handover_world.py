@@ -323,8 +323,8 @@ class World:
         if leader in self.leaders:
             self.ask(leader, report)
 
-    def move(self, leader: Leader, machine_id: MachineId, donor: ShardId, to: ShardId) -> None:
-        payload = TransferOwnership(from_shard=donor, to_shard=to, machine_ids=(machine_id,))
+    def move(self, leader: Leader, machine_id: MachineId, donor: ShardId, to: ShardId, *others: MachineId) -> None:
+        payload = TransferOwnership(from_shard=donor, to_shard=to, machine_ids=(machine_id, *others))
         ledger = leader.ephemeral.ledger.enqueued(donor, payload, term=leader.term, now_seconds=self.clock.seconds)
         leader.ephemeral = _with_ledger(leader, ledger)
 

@@ -23,7 +23,7 @@ from tests.coordinator.handover.handover_states import Budget, Move, explore, fi
 from tests.coordinator.handover.handover_world import UNQUIET, USUAL, World
 from tests.engine.proof import RecordProperty
 
-M0, M1 = MachineId("m0"), MachineId("m1")
+M0, M1, M2 = MachineId("m0"), MachineId("m1"), MachineId("m2")
 S0, S1 = ShardId("s0"), ShardId("s1")
 STEPS = 300
 SEEDS_OF_A_MUTANT_MAX = 400
@@ -84,8 +84,8 @@ def test_each_rule_is_needed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) ->
         pytest.fail(f"{SEEDS_OF_A_MUTANT_MAX} seeds, and nobody misses the rule", pytrace=False)
 
 
-def settled(shards: int = 2) -> World:
-    world = World(random.Random(0), shards=shards, machines=2, zones=2)
+def settled(shards: int = 2, machines: int = 2) -> World:
+    world = World(random.Random(0), shards=shards, machines=machines, zones=2)
     for _ in range(4):
         for name in world.shards:
             world.exchange(name, world.leader)
@@ -197,6 +197,40 @@ def test_chosen_courses_end_well_and_only_because_of_their_rule(
     mutant.apply(monkeypatch)
     with pytest.raises(AssertionError, match="belongs to"):
         course(settled())
+
+
+@pytest.mark.rule("coordinator 9.3/5")
+def test_each_machine_of_a_transfer_is_forgotten_when_it_is_gone() -> None:
+    """Its instructions have one id; the donor executes each, and then has nothing more to report."""
+    world = settled(machines=3)
+    world.move(world.leader, M0, S0, S1, M2)
+    for name in (S0, S0, S1, S1, S0, S0):
+        world.exchange(name, world.leader)
+    assert world.owners(M0) == world.owners(M2) == [S1]
+
+    recipient, donor = world.shards[S1], world.shards[S0]
+    for gone, left in ((M0, [M2]), (M2, [])):
+        recipient.disk.owned = recipient.disk.owned.without([gone])
+        for name in (S1, S0, S0):
+            world.exchange(name, world.leader)
+        assert list(donor.disk.owned.rows) == left
+        assert not any(world.leader.ephemeral.ledger.live())
+
+
+@pytest.mark.rule("coordinator 9.3/1", "coordinator 9.4/1")
+def test_a_machine_whose_adopter_lost_its_row_before_the_leader_saw_it_is_adopted_again() -> None:
+    """An adopter that was cut off has pruned a machine that the provider did not list for a while."""
+    world = settled()
+    world.move(world.leader, M0, S0, S1)
+    for name in (S0, S0, S1):
+        world.exchange(name, world.leader)
+    recipient = world.shards[S1]
+    recipient.disk.owned = recipient.disk.owned.without([M0])
+    for name in (S1, S0, S1, S1, S0):
+        world.exchange(name, world.leader)
+
+    assert world.owners(M0) == [S1]
+    world.heal()
 
 
 @pytest.mark.rule("coordinator 9.4/1", "coordinator 12/16")

@@ -240,10 +240,13 @@ def _settle_arrived(
     peers: PeerViews,
     done: OwnershipPlan,
 ) -> None:
-    """A machine has arrived at its holder: confirm what was released before, and note it where it came from."""
+    """A machine has arrived at its holder: confirm what was released before, and note it where it was before."""
     own = rows[view.shard_id]
     if own.kind is RowKind.RELEASED:
         done.confirmed.append(machine_id)
+    elif own.kind is RowKind.ADOPTED and own.version < latest:
+        # A shard that was removed and lives after all, or whose file was restored from a backup.
+        done.instructions.append(_note(machine_id, latest, view.shard_id, holder))
     if view.shard_id == holder:
         giver = own.other
         known = peers.views.get(giver)

@@ -233,6 +233,24 @@ def test_a_machine_whose_adopter_lost_its_row_before_the_leader_saw_it_is_adopte
     world.heal()
 
 
+@pytest.mark.rule("coordinator 9.6/2")
+def test_a_shard_that_was_removed_and_comes_back_gives_up_what_was_taken_back() -> None:
+    """It had adopted the machine and was cut off before it could report that."""
+    world = settled()
+    world.move(world.leader, M0, S0, S1)
+    for name in (S0, S0, S1):
+        world.exchange(name, world.leader)
+    world.remove(S1)
+    for _ in range(3):
+        world.exchange(S0, world.leader)
+    assert world.owners(M0) == [S0, S1]
+
+    world.exchange(S1, world.leader)
+    assert world.owners(M0) == [S0]
+    world.heal()
+    assert world.owners(M0) == [S0]
+
+
 @pytest.mark.rule("coordinator 9.4/1", "coordinator 12/16")
 @pytest.mark.slow
 def test_every_state_that_a_move_can_reach(record_property: RecordProperty) -> None:

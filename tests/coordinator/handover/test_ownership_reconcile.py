@@ -157,6 +157,16 @@ def test_where_a_machine_came_from_and_is_forgotten_hears_where_it_is() -> None:
 
 
 @pytest.mark.rule("coordinator 9.6/2")
+def test_an_older_adopter_hears_that_the_machine_is_elsewhere() -> None:
+    """The shard that took it back got a later version: the older adopter had been removed, and came back."""
+    views = {D: NOTHING.adopted(M, MINE, by_gift_of=D), R: NOTHING.adopted(M, FORMER, by_gift_of=D)}
+
+    note = TransferOwnership(from_shard=R, to_shard=D, machine_ids=(M,), is_note=True)
+    assert reconcile_ownership(R, around(views)).instructions == [WantedInstruction(R, "5-3/note/r", note)]
+    assert is_nothing(reconcile_ownership(D, around(views)))
+
+
+@pytest.mark.rule("coordinator 9.6/2")
 def test_an_older_release_is_history() -> None:
     views = {D: NOTHING.released(IDLE, FORMER, to=R), X: NOTHING.noted(M, MINE, at=R)}
 

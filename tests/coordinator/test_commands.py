@@ -22,7 +22,7 @@ from bigfleet.coordinator.commands import (
     apply,
     edits,
 )
-from bigfleet.coordinator.tables import ClusterRow, DomainState, ProviderRow, QuotaKey, Tables
+from bigfleet.coordinator.tables import ClusterRow, DomainState, ProviderRow, QuotaKey, Table, Tables
 from bigfleet.model.ids import ClusterId, ShardId
 from bigfleet.model.ownership import Domain
 from tests.coordinator.stores.random_commands import AWS, COMMANDS, EAST, NORTH, WEST, ZONE, ZONE_A, ZONE_B
@@ -90,6 +90,22 @@ def test_removing_a_shard_removes_all_that_points_to_it_and_nothing_else() -> No
     assert list(tables.domains) == [ZONE_B]
     assert {key: dict(row.slots_of) for key, row in tables.quotas.items()} == {AWS: {WEST: 300}}
     assert refused(RemoveShard(EAST), tables)[0] is Rule.SHARD_NOT_FOUND
+
+
+@pytest.mark.rule("coordinator 2/3")
+def test_a_shard_s_own_row_is_the_last_to_go() -> None:
+    """A removal that ends in between can be repeated."""
+    tables = after(
+        BindCluster(ClusterId("c1"), EAST, 1),
+        SetDomainOwner(ZONE_A, EAST),
+        SetQuota(AWS, {EAST: 100}),
+        start=two_shards(),
+    )
+    removal = edits(RemoveShard(EAST), tables)
+
+    assert [edit.key.table for edit in removal] == [Table.CLUSTERS, Table.DOMAINS, Table.QUOTAS, Table.SHARDS]
+    for done in range(len(removal)):
+        assert apply(tables.with_edits(removal[:done]), RemoveShard(EAST)) == apply(tables, RemoveShard(EAST))
 
 
 @pytest.mark.rule("coordinator 2/4")

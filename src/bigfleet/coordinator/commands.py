@@ -195,8 +195,7 @@ def _update_shard(command: UpdateShard, tables: Tables) -> tuple[Edit, ...]:
 def _remove_shard(command: RemoveShard, tables: Tables) -> tuple[Edit, ...]:
     gone = command.shard_id
     _shard(tables, gone)
-    written = [Edit(RowKey(Table.SHARDS, (gone,)), None)]
-    written += [
+    written = [
         Edit(RowKey(Table.CLUSTERS, (cluster,)), None)
         for cluster, bound in sorted(tables.clusters.items())
         if bound.shard_id == gone
@@ -209,6 +208,8 @@ def _remove_shard(command: RemoveShard, tables: Tables) -> tuple[Edit, ...]:
     for key, quota in sorted(tables.quotas.items()):
         if gone in quota.slots_of:
             written.append(_quota(key, {shard: slots for shard, slots in quota.slots_of.items() if shard != gone}))
+    # The last to go: a store that needs several transactions may stop between two, and the command then goes on.
+    written.append(Edit(RowKey(Table.SHARDS, (gone,)), None))
     return tuple(written)
 
 

@@ -10,6 +10,7 @@ from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused,
 from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, NotLeader, OutcomeUnknown, StoreUnavailable
 from bigfleet.coordinator.tables import QuotaKey, ShardRow, Tables
 from bigfleet.model.ids import ClusterId, ShardId
+from bigfleet.rpc.etcd import store as store_module
 from bigfleet.rpc.etcd.client import EtcdClient, EtcdUnavailable, NoAnswer, end_of_prefix, put
 from bigfleet.rpc.etcd.store import EtcdStore
 from tests.coordinator.stores.etcd_process import Cluster, Proxy, until
@@ -279,6 +280,42 @@ async def test_more_rows_than_one_transaction_holds(member: Cluster) -> None:
 
     assert await store.load() == Tables()
     await store.close()
+
+
+@pytest.mark.rule("coordinator 3/7")
+async def test_a_removal_that_ended_between_two_transactions_goes_on_when_it_is_repeated(
+    member: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row is left that names a shard which is not registered: nothing could be done about such a one."""
+    monkeypatch.setattr(store_module, "_EDITS_MAX", 2)
+    store = replica(member.endpoints)
+    await store.campaign()
+    await store.commit(AddShard(EAST, "east:7780", 3, 10))
+    for number in range(3):
+        await store.commit(BindCluster(ClusterId(f"c-{number}"), EAST, 1))
+    client: Any = store._client
+    write = client.txn
+    written: list[Any] = []
+
+    async def only_the_first(*operations: Any) -> Any:
+        if written:
+            raise EtcdUnavailable("no endpoint answers")
+        written.append(await write(*operations))
+        return written[0]
+
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "txn", only_the_first)
+        with pytest.raises(StoreUnavailable):
+            await store.commit(RemoveShard(EAST))
+    tables = await store.load()
+    assert (list(tables.shards), list(tables.clusters)) == ([EAST], ["c-2"])
+    await store.close()
+
+    second = replica(member.endpoints, "r1")
+    await second.campaign()
+    await second.commit(RemoveShard(EAST))
+    assert await second.load() == Tables()
+    await second.close()
 
 
 async def test_a_row_that_does_not_read_back_is_named(member: Cluster) -> None:

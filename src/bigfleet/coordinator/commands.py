@@ -36,6 +36,7 @@ class Rule(Enum):
     """Why a command was refused."""
 
     EMPTY_KEY = "EmptyKey"
+    BAD_KEY = "BadKey"
     SHARD_EXISTS = "ShardExists"
     SHARD_NOT_FOUND = "ShardNotFound"
     EPOCH_FELL = "EpochFell"
@@ -338,6 +339,9 @@ def _upsert_provider(command: UpsertProvider, tables: Tables) -> tuple[Edit, ...
 def _need(field: str, value: str) -> None:
     if not value:
         raise CommandRefused(Rule.EMPTY_KEY, f"{field} is empty")
+    if "\0" in value:
+        # The SQLite store joins the parts of a key with it.
+        raise CommandRefused(Rule.BAD_KEY, f"{field} has a NUL character; use a name without one")
 
 
 def _shard(tables: Tables, shard_id: ShardId) -> ShardRow:

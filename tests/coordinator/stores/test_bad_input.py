@@ -28,7 +28,7 @@ from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2
 from bigfleet.rpc.wire.gen import coordinator_pb2 as pb
 from tests.commands import run_here
 from tests.coordinator.coordinator_process import coordinator
-from tests.coordinator.replica_world import etcd_store, refused, report, serving, sqlite_store
+from tests.coordinator.replica_world import etcd_store, owning, refused, report, serving, sqlite_store
 from tests.coordinator.stores.etcd_process import Cluster
 from tests.patience import wait_until
 from tests.processes import free_port
@@ -95,6 +95,31 @@ async def test_a_malformed_requirement_is_named_by_its_place_and_the_last_report
         assert [(log["event"], log["shard"]) for log in logs if log["log_level"] == "warning"] == [
             ("coordinator.report_rejected", "east-0")
         ]
+
+
+@pytest.mark.rule("coordinator 4/3", "coordinator 3/13")
+async def test_a_name_with_a_nul_reaches_no_table_and_the_file_opens_again(tmp_path: Path) -> None:
+    """It parts the keys of the file: the next start could not have read the row, nor any snapshot of it."""
+    path = tmp_path / "c.db"
+    assign = pb.AssignDomainRequest(topology_key="zone", topology_value="a\0b", shard_id="east-0")
+    quota = pb.QuotaAllocation(provider="aws", region="e\0u", per_shard={"east-0": 1})
+    provider = pb.ProviderEntry(name="a\0s", address="p:9100", region="eu")
+    async with serving(sqlite_store(path)) as served:
+        stub = (await served.led()).stub
+        term = (await stub.ReportShard(report())).coordinator_term
+        answers = [
+            await refused(stub.ReportShard(report(cycle=2, coordinator_term=term, ownership=owning("a\0b")))),
+            await refused(stub.AssignDomain(assign)),
+            await refused(stub.SetQuota(pb.SetQuotaRequest(allocation=quota))),
+            await refused(stub.UpsertProvider(pb.UpsertProviderRequest(provider=provider))),
+        ]
+        tables = await served.store.load()
+
+    assert {code for code, _text in answers} == {Code.INVALID_ARGUMENT}
+    assert [text for _code, text in answers if "has the control character '\\x00'" not in text] == []
+    again = sqlite_store(path)
+    assert await again.load() == tables
+    await again.close()
 
 
 @pytest.mark.rule("coordinator 4/4", "coordinator 12/9")

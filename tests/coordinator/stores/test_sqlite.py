@@ -11,7 +11,7 @@ import pytest
 from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused, RemoveShard
 from bigfleet.coordinator.stores.protocol import TERM_STEP, LeaderInfo, NotLeader, StoreUnavailable
 from bigfleet.coordinator.stores.sqlite import SqliteStateStore, StoreFault
-from bigfleet.coordinator.tables import ShardRow
+from bigfleet.coordinator.tables import DomainRow, DomainState, Edit, RowKey, ShardRow, Table, Tables
 from bigfleet.model.ids import ClusterId, ShardId
 from tests.files.editing import edit
 
@@ -166,3 +166,19 @@ async def test_a_row_that_does_not_read_back_ends_the_start(tmp_path: Path, stat
     edit(path, statement)
     with pytest.raises(StoreFault, match=finding):
         opened(path)
+
+
+@pytest.mark.rule("coordinator 3/13")
+async def test_a_key_that_would_not_read_back_is_not_written(tmp_path: Path) -> None:
+    """A snapshot of another store may have one; the file stays as it was."""
+    path = tmp_path / "c.db"
+    store = opened(path)
+    row = Edit(RowKey(Table.DOMAINS, ("zone", "a\0b")), DomainRow(EAST, DomainState.ASSIGNED))
+    with pytest.raises(StoreUnavailable, match="domains: the key .* has a NUL character"):
+        store.restore([row], term=5)
+    assert await store.load() == Tables()
+    await store.close()
+
+    again = opened(path)
+    assert await again.load() == Tables()
+    await again.close()

@@ -9,7 +9,7 @@ import asyncio
 import os
 import socket
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,7 @@ from bigfleet.files.watch import FileWatch
 SCHEMA_VERSION: Final = 2
 #: Marks the file as ours in its header: "BFCO".
 _APPLICATION_ID: Final = 0x4246434F
-#: Parts the keys of a row; forbidden in every identifier (docs/spec/wire.md §1).
+#: Parts the keys of a row; commands refuse it in every part, and a snapshot that has it is not written.
 _SEPARATOR: Final = "\x00"
 
 _SCHEMA = """
@@ -152,8 +152,8 @@ class SqliteStateStore:
         self._write((), term=term)
         return term
 
-    def _write(self, written: Iterable[Edit], *, term: int | None = None) -> None:
-        fault = self.file_fault()
+    def _write(self, written: Sequence[Edit], *, term: int | None = None) -> None:
+        fault = self.file_fault() or _key_fault(written)
         if fault:
             raise StoreUnavailable(fault)
         try:
@@ -273,6 +273,14 @@ def _read(connection: sqlite3.Connection) -> Iterable[Edit]:
             raise UnreadableRow(f"there is no table {name!r}")
         key = RowKey(names[name], tuple(text.split(_SEPARATOR)))
         yield Edit(key, decode_row(key, value))
+
+
+def _key_fault(written: Iterable[Edit]) -> str:
+    """Return what is wrong with a key that would not read back, empty without one."""
+    for (table, parts), _row in written:
+        if any(_SEPARATOR in part for part in parts):
+            return f"{table.value}: the key {parts!r} has a NUL character, which this store cannot hold"
+    return ""
 
 
 def _holder_file(path: Path) -> Path:

@@ -28,7 +28,7 @@ from bigfleet.coordinator.stores.protocol import NotLeader, OutcomeUnknown, Stor
 from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import MalformedMessage
-from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, ClusterId, ShardId
+from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, ClusterId, ShardId, control_character_in
 from bigfleet.model.ownership import Domain
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.security.identity import REPORT, Denied, Gate
@@ -43,6 +43,7 @@ JOIN_TEXT = "coordinator state lives in etcd; replicas join by pointing at the s
 
 _CODES = {
     Rule.EMPTY_KEY: grpc.StatusCode.INVALID_ARGUMENT,
+    Rule.BAD_KEY: grpc.StatusCode.INVALID_ARGUMENT,
     Rule.SECOND_KEY: grpc.StatusCode.INVALID_ARGUMENT,
     Rule.NEGATIVE_SLOTS: grpc.StatusCode.INVALID_ARGUMENT,
     Rule.BAD_ADDRESS: grpc.StatusCode.INVALID_ARGUMENT,
@@ -166,8 +167,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         await _must_hold(
             context,
             lambda: _check_name("provider.name", provider.name),
-            lambda: _check_length("provider.address", provider.address),
-            lambda: _check_length("provider.region", provider.region),
+            lambda: _check_text("provider.address", provider.address),
+            lambda: _check_text("provider.region", provider.region),
         )
         await self._commit(context, UpsertProvider(provider.name, provider.address, provider.region))
         self._log_command(
@@ -348,13 +349,16 @@ def _checking_slots(shard_id: str) -> Callable[[], None]:
 def _check_name(place: str, text: str) -> None:
     if not text:
         raise MalformedMessage(place, "is empty")
-    _check_length(place, text)
+    _check_text(place, text)
 
 
-def _check_length(place: str, text: str) -> None:
+def _check_text(place: str, text: str) -> None:
     size_bytes = text_bytes(text)
     if size_bytes > IDENTIFIER_BYTES_MAX:
         raise MalformedMessage(place, f"has {size_bytes} bytes, at most {IDENTIFIER_BYTES_MAX} are allowed")
+    character = control_character_in(text)
+    if character:
+        raise MalformedMessage(place, f"has the control character {character!r}, which no name may have")
 
 
 def add_to_server(servicer: CoordinatorServicer, server: aio.Server) -> None:

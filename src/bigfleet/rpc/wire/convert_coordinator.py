@@ -24,7 +24,7 @@ from bigfleet.model.ownership import (
 )
 from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.rpc.wire import report_checks
-from bigfleet.rpc.wire.amounts import check_count, check_string
+from bigfleet.rpc.wire.amounts import check_count, check_string, check_text
 from bigfleet.rpc.wire.convert_instruction import (
     instruction_from_wire,
     instruction_to_wire,
@@ -321,7 +321,10 @@ def _holding(message: coordinator_pb2.Ownership) -> Holding:
         check_count(f"ownership.{name}", len(getattr(message, name)), "rows", OWNERSHIP_ROWS_MAX)
     for index, domain in enumerate(message.domains):
         for name in ("topology_key", "topology_value"):
-            report_checks.check_name(f"ownership.domains[{index}].{name}", getattr(domain, name))
+            place = f"ownership.domains[{index}].{name}"
+            report_checks.check_name(place, getattr(domain, name))
+            # A leader that has lost its tables writes these as keys.
+            check_text(place, getattr(domain, name))
     rows: dict[MachineId, OwnershipRow] = {}
     for kind, name in ((RowKind.ADOPTED, "adopted"), (RowKind.DISOWNED, "disowned")):
         for index, adoption in enumerate(getattr(message, name)):

@@ -22,7 +22,16 @@ from bigfleet.model.instructions import (
     UnassignDomain,
 )
 from bigfleet.model.machine import Machine
-from bigfleet.model.ownership import Base, Domain, Owned, OwnershipRow, OwnershipVersion, Reservation, RowKind
+from bigfleet.model.ownership import (
+    ADOPTED_MAX,
+    Base,
+    Domain,
+    Owned,
+    OwnershipRow,
+    OwnershipVersion,
+    Reservation,
+    RowKind,
+)
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shard_report import CapacityCount, Holding, ShardReport, ShardSummary, Shortfall, SoldOutPool
 from bigfleet.model.states import CapacityType, MachineState
@@ -193,6 +202,16 @@ def test_domains_that_are_left_stand_among_the_held_ones() -> None:
 
     assert holding is not None
     assert holding.owned.domains == {zone_a, zone_b}
+
+
+@pytest.mark.parametrize("kind", RowKind)
+def test_a_view_of_more_machines_than_a_shard_adopts_is_taken(kind: RowKind) -> None:
+    """Refused, it could never shrink: a shard whose report is refused is not instructed to forget anything."""
+    row = OwnershipRow(kind, OwnershipVersion(1, 1), ShardId("other"))
+    owned = Owned(base=Base.DOMAINS, rows={MachineId(f"m{number}"): row for number in range(ADOPTED_MAX + 1)})
+    report = ShardReport(shard_id=ShardId("s"), epoch=1, cycle=1, clusters=frozenset(), holding=Holding(owned=owned))
+
+    assert report_from_wire(report_to_wire(report)) == report
 
 
 @pytest.mark.rule("coordinator 6/8")

@@ -40,7 +40,7 @@ SHORTFALLS_MAX = 100
 CAPACITY_ROWS_MAX = 64
 COUNT_KEYS_MAX = 256
 OWNERSHIP_ROWS_MAX = 10_000
-#: Of each kind of row for a machine that moved. A shard adopts fewer, but what it gave away and took back is not bounded
+#: Of each kind of row for a machine that moved. A shard adopts fewer, but what it gave away and took back has no bound
 #: there, and a view that is refused can never shrink, because its shard gets no answer.
 MOVED_ROWS_MAX = 100_000
 #: Of one report: an answer carries at most so many instructions.

@@ -14,6 +14,7 @@ from bigfleet.coordinator.commands import (
     MoveQuota,
     ReleaseDomain,
     RemoveShard,
+    ReturnQuota,
     Rule,
     SetDomainOwner,
     SetQuota,
@@ -207,6 +208,23 @@ def test_a_quota_move_is_booked_once() -> None:
     assert dict(tables.quotas[AWS].slots_of) == {EAST: 107, WEST: 293}
     assert edits(MoveQuota(AWS, WEST, EAST, 7, "4-9", 2_000), tables) == ()
     assert refused(MoveQuota(AWS, WEST, EAST, 294, "4-10", 2_000), tables)[0] is Rule.QUOTA_UNDERFLOW
+
+
+@pytest.mark.rule("coordinator 2/7")
+def test_a_quota_move_is_returned_once_and_can_then_be_booked_again() -> None:
+    """At most what was booked, and at most what the recipient still has."""
+    start = after(SetQuota(AWS, {EAST: 100, WEST: 300}), start=two_shards())
+    booked = apply(start, MoveQuota(AWS, WEST, EAST, 7, "4-9", 1_000))
+    returned = apply(booked, ReturnQuota(AWS, EAST, WEST, 9, "4-9"))
+
+    assert returned == start
+    assert edits(ReturnQuota(AWS, EAST, WEST, 9, "4-9"), returned) == ()
+    assert apply(returned, MoveQuota(AWS, WEST, EAST, 7, "4-9", 1_000)) == booked
+    lowered = after(SetQuota(AWS, {EAST: 3, WEST: 293}), ReturnQuota(AWS, EAST, WEST, 7, "4-9"), start=booked)
+    assert dict(lowered.quotas[AWS].slots_of) == {WEST: 296}
+    gone = after(RemoveShard(EAST), ReturnQuota(AWS, EAST, WEST, 7, "4-9"), start=booked)
+    assert dict(gone.quotas[AWS].slots_of) == {WEST: 293}
+    assert refused(ReturnQuota(AWS, EAST, WEST, -1, "4-9"), booked)[0] is Rule.NEGATIVE_SLOTS
 
 
 @pytest.mark.rule("coordinator 2/7")

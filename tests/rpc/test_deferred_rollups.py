@@ -1,6 +1,6 @@
 """Roll-ups that come while their cluster has to wait, over real gRPC (docs/spec/shard.md §4.4).
 
-Of such a one the shard reads the head alone when it comes, and the rest when it is its turn.
+When such a roll-up comes, the shard reads only its head; it reads the rest when the cluster may go on.
 """
 
 import pytest

@@ -138,6 +138,17 @@ class MoveQuota:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnQuota:
+    """Undo what MoveQuota booked for an instruction, for at most so many slots and at most what is left of them."""
+
+    key: QuotaKey
+    from_shard_id: ShardId
+    to_shard_id: ShardId
+    slots: int
+    instruction_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class UpsertProvider:
     """Replace a provider; an empty address deletes it."""
 
@@ -156,6 +167,7 @@ Command = (
     | DropDomain
     | SetQuota
     | MoveQuota
+    | ReturnQuota
     | UpsertProvider
 )
 
@@ -308,7 +320,7 @@ def _move_quota(command: MoveQuota, tables: Tables) -> tuple[Edit, ...]:
         )
     slots_of[command.from_shard_id] = left
     slots_of[command.to_shard_id] = slots_of.get(command.to_shard_id, 0) + command.slots
-    marker = QuotaMoveRow(command.now_unix_nanos)
+    marker = QuotaMoveRow(command.now_unix_nanos, command.slots)
     old = [
         Edit(RowKey(Table.QUOTA_MOVES, (instruction_id,)), None)
         for instruction_id, row in sorted(tables.quota_moves.items())
@@ -319,6 +331,27 @@ def _move_quota(command: MoveQuota, tables: Tables) -> tuple[Edit, ...]:
         Edit(RowKey(Table.QUOTA_MOVES, (command.instruction_id,)), marker),
         *old,
     )
+
+
+@edits.register
+def _return_quota(command: ReturnQuota, tables: Tables) -> tuple[Edit, ...]:
+    booked = tables.quota_moves.get(command.instruction_id)
+    if booked is None:
+        return ()
+    _shard(tables, command.to_shard_id)
+    if command.slots < 0:
+        raise CommandRefused(Rule.NEGATIVE_SLOTS, f"cannot return {command.slots} slots")
+    # Without its marker the same instruction can be booked again.
+    unbooked = Edit(RowKey(Table.QUOTA_MOVES, (command.instruction_id,)), None)
+    quota = tables.quotas.get(command.key)
+    if quota is None:
+        return (unbooked,)
+    slots_of = dict(quota.slots_of)
+    left = slots_of.get(command.from_shard_id, 0)
+    slots = min(command.slots, booked.slots, left)
+    slots_of[command.from_shard_id] = left - slots
+    slots_of[command.to_shard_id] = slots_of.get(command.to_shard_id, 0) + slots
+    return (_quota(command.key, slots_of), unbooked)
 
 
 @edits.register

@@ -10,8 +10,8 @@ import structlog
 
 from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
 from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport, ReportAnswer
-from bigfleet.coordinator.ownership_reconcile import WantedInstruction, reconcile_ownership
-from bigfleet.coordinator.quota_transfer import quota_transfer_of, what_is_left
+from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, WantedInstruction, reconcile_ownership
+from bigfleet.coordinator.quota_transfer import quota_returns_of, quota_transfer_of, what_is_left
 from bigfleet.coordinator.stores.protocol import (
     TERM_MAX,
     Leadership,
@@ -91,6 +91,8 @@ class Leader:
         for command in plan.commands:
             await self._try(command)
         plan.instructions = [wanted for wanted in plan.instructions if await self._is_quota_moved(wanted, report)]
+        if not await self._is_quota_returned(plan, report):
+            plan.taken_back = []
         self.ephemeral = self.ephemeral.with_plan(plan, report.shard_id, now_seconds)
         self.ephemeral, answer = self.ephemeral.answered(report.shard_id, plan, peers, now_seconds)
         if answer.instructions and not await self._may_instruct(report):
@@ -186,6 +188,19 @@ class Leader:
                 advice=advice,
             )
             return False
+        return True
+
+    async def _is_quota_returned(self, plan: OwnershipPlan, report: ReceivedReport) -> bool:
+        """Book back the quota of slots that are taken back; False when it could not be written, and they must wait."""
+        reported = self.ephemeral.known[report.shard_id].reported
+        if not plan.taken_back or reported is None:
+            return True
+        returns = quota_returns_of(plan.taken_back, report.shard_id, reported, report.provider_address, self.tables)
+        for command in returns:
+            if not await self._is_written(command):
+                advice = "the slots are not taken back until the store answers"
+                _log.warning("coordinator.quota_transfer_failed", instruction=command.instruction_id, advice=advice)
+                return False
         return True
 
     async def _is_written(self, command: Command) -> bool:

@@ -72,6 +72,8 @@ class QuotaMoveRow:
     """Records a quota transfer, so that the same handover never transfers quota twice."""
 
     booked_at_unix_nanos: int
+    #: 0 for one that an older version wrote: how many it moved is not known.
+    slots: int = 0
 
 
 Row = ShardRow | ClusterRow | DomainRow | QuotaRow | ProviderRow | QuotaMoveRow

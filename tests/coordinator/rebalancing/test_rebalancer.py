@@ -239,6 +239,33 @@ async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_
     await fleet.tell(EAST1, speculative=38)
     assert fleet.term.tables.quotas[key].slots_of == {EAST0: 102, EAST1: 298}
 
+@pytest.mark.rule("coordinator 7.3/1")
+async def test_slots_that_are_taken_back_bring_their_quota_back_once(tmp_path: Any) -> None:
+    """Their recipient has refused them for good; the quota is booked before the donor is instructed."""
+    fleet = await Fleet.make(tmp_path)
+    key = QuotaKey("aws", "eu-west-1")
+    await fleet.passes(east0=STARVING, east1={"speculative": 40})
+    await fleet.term.commit(UpsertProvider("aws", PROVIDER, "eu-west-1"))
+    await fleet.term.commit(SetQuota(key, {EAST0: 100, EAST1: 300}))
+    await fleet.passes(after_seconds=COOLDOWN_SECONDS, east0=STARVING, east1={"speculative": 40})
+    (release,) = (await fleet.tell(EAST1, speculative=40)).instructions
+    slots = [Machine(id=MachineId(name), state=MachineState.SPECULATIVE) for name in ("s1", "s2")]
+    for slot in slots:
+        fleet.owned[EAST1] = fleet.owned[EAST1].released(slot, release.version, to=EAST0)
+    ids = tuple(slot.id for slot in slots)
+    await fleet.tell(EAST1, Ack(release.instruction_id, InstructionOutcome.ACCEPTED, machine_ids=ids), speculative=38)
+    (adopt,) = (await fleet.tell(EAST0, **STARVING)).instructions
+    assert fleet.term.tables.quotas[key].slots_of == {EAST0: 102, EAST1: 298}
+
+    await fleet.tell(EAST0, Ack(adopt.instruction_id, InstructionOutcome.REJECTED_INVALID, "no room"), **STARVING)
+    fleet.store._connection.execute("PRAGMA query_only = 1")
+    assert (await fleet.tell(EAST1, speculative=38)).instructions == ()
+    fleet.store._connection.execute("PRAGMA query_only = 0")
+    for _ in range(2):
+        (back,) = (await fleet.tell(EAST1, speculative=38)).instructions
+        assert back.payload == TransferOwnership(from_shard=EAST1, to_shard=EAST1, machine_ids=ids)
+        assert fleet.term.tables.quotas[key].slots_of == {EAST0: 100, EAST1: 300}
+
 
 @pytest.mark.rule("coordinator 7.4/3")
 async def test_drained_machines_are_handed_over_when_they_are_ready_and_only_then(tmp_path: Any) -> None:

@@ -10,6 +10,7 @@ from bigfleet.coordinator.commands import (
     MoveQuota,
     ReleaseDomain,
     RemoveShard,
+    ReturnQuota,
     SetDomainOwner,
     SetQuota,
     UpdateShard,
@@ -37,5 +38,6 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(DropDomain, DOMAINS),
     st.builds(SetQuota, st.just(AWS), st.dictionaries(SHARDS, st.integers(0, 9))),
     st.builds(MoveQuota, st.just(AWS), SHARDS, SHARDS, st.integers(0, 5), st.sampled_from("abc"), st.just(1)),
+    st.builds(ReturnQuota, st.just(AWS), SHARDS, SHARDS, st.integers(0, 5), st.sampled_from("abc")),
     st.builds(UpsertProvider, st.sampled_from(["aws", "gcp"]), st.sampled_from(["", "h:1"]), st.just("eu")),
 )

@@ -286,7 +286,7 @@ async def test_more_rows_than_one_transaction_holds(member: Cluster) -> None:
 async def test_a_removal_that_ended_between_two_transactions_goes_on_when_it_is_repeated(
     member: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row is left that names a shard which is not registered: nothing could be done about such a one."""
+    """No row is left that names a shard which is not registered: no command could change such a row."""
     monkeypatch.setattr(store_module, "_EDITS_MAX", 2)
     store = replica(member.endpoints)
     await store.campaign()

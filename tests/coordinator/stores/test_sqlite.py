@@ -182,3 +182,16 @@ async def test_a_key_that_would_not_read_back_is_not_written(tmp_path: Path) -> 
     again = opened(path)
     assert await again.load() == Tables()
     await again.close()
+
+
+async def test_who_could_not_write_its_term_does_not_lead(tmp_path: Path) -> None:
+    """As with a full disk: readers would be sent here, where there is no leader."""
+    store = opened(tmp_path / "c.db")
+    store._connection.execute("PRAGMA query_only = 1")
+    with pytest.raises(StoreUnavailable):
+        await store.campaign()
+    assert (store.leader(), await store.is_leader()) == (None, False)
+    store._connection.execute("PRAGMA query_only = 0")
+    await store.campaign()
+    assert store.leader() == ME
+    await store.close()

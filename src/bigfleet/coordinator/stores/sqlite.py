@@ -78,10 +78,10 @@ class SqliteStateStore:
     async def campaign(self) -> Leadership:
         """Raise the term and lead: no other process has the file."""
         self._lost.clear()
-        self._is_leading = True
         term = self._put_term(self._term() + 1)
         # The file alone then holds the term and all rows, also in a copy without its log.
         self._database.settle()
+        self._is_leading = True
         return Leadership(term, self._tables)
 
     async def lost(self) -> str:

@@ -1,4 +1,4 @@
-"""Handles a coordinator's answer: checks its term, runs each instruction once, acknowledges each.
+"""Handles a coordinator's answer: checks its term, runs its instructions, acknowledges each.
 
 docs/spec/coordinator.md §8, points 3 to 5 and 7. Instructions are handled in order, each to its end. This module does
 not know how an instruction is carried out, or how reports are sent.

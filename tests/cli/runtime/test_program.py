@@ -43,6 +43,7 @@ def test_a_fork_is_one_thread_whatever_grpc_runs() -> None:
 
     assert done.stdout == "1", done.stderr
 
+
 ONE_COMMAND = """
 import sys
 import typer

@@ -267,6 +267,29 @@ def test_alerts_dashboard_and_definitions_are_the_files_of_deploy() -> None:
     assert by_name(definitions) == by_name(files)
 
 
+@needs_helm
+@pytest.mark.parametrize("case", [case for case in CASE_NAMES if case.startswith("bigfleet/")])
+def test_the_notes_delete_each_pod_that_waits_for_it_and_no_other(case: str) -> None:
+    """One after another, and none of another release: providers are released by themselves."""
+    (chart, _, _), values = case.partition("/"), str(CASES / case / "values.yaml")
+    words = ("--namespace", NAMESPACE, "--dry-run=client", "--values", values)
+    done = run_program("helm", "install", "fleet", str(CHARTS / chart), *words)
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.partition("NOTES:")[2].splitlines()]
+    deleted = [line for line in lines if " delete " in line]
+    waiting = {
+        f"kubectl -n {NAMESPACE} delete pod {each['metadata']['name']}-{number}": each["metadata"]["name"]
+        for each in case_objects(case)
+        if each["kind"] == "StatefulSet" and each["spec"]["updateStrategy"]["type"] == "OnDelete"
+        for number in range(each["spec"]["replicas"])
+    }
+
+    assert sorted(deleted) == sorted(waiting)
+    for line in deleted:
+        after = lines[lines.index(line) + 1]
+        assert after.startswith(f"kubectl -n {NAMESPACE} wait statefulset/{waiting[line]} ")
+
+
 # ---- chart and manifests ---------------------------------------------------------------------------------------------
 
 #: Components of deploy/kubernetes, and the values that mean the same.

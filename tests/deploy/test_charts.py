@@ -271,7 +271,7 @@ def test_alerts_dashboard_and_definitions_are_the_files_of_deploy() -> None:
 @pytest.mark.parametrize("case", [case for case in CASE_NAMES if case.startswith("bigfleet/")])
 def test_the_notes_delete_each_pod_that_waits_for_it_and_no_other(case: str) -> None:
     """One after another, and none of another release: providers are released by themselves."""
-    (chart, _, _), values = case.partition("/"), str(CASES / case / "values.yaml")
+    chart, values = case.partition("/")[0], str(CASES / case / "values.yaml")
     words = ("--namespace", NAMESPACE, "--dry-run=client", "--values", values)
     done = run_program("helm", "install", "fleet", str(CHARTS / chart), *words)
     assert done.returncode == 0, done.stderr
@@ -288,6 +288,24 @@ def test_the_notes_delete_each_pod_that_waits_for_it_and_no_other(case: str) -> 
     for line in deleted:
         after = lines[lines.index(line) + 1]
         assert after.startswith(f"kubectl -n {NAMESPACE} wait statefulset/{waiting[line]} ")
+
+
+@needs_helm
+def test_all_shards_of_a_release_are_one_job_of_prometheus() -> None:
+    """BigFleetShardsFewer compares how many there are in a job; Prometheus Operator makes a job of each Service."""
+    more = "shards[1].id=b,shards[1].providerAddr=q:1,serviceMonitor.enabled=true"
+    found = rendered("bigfleet", (*ACCEPTED["bigfleet"], "--set", more))
+    services = [each["metadata"] for each in found if each["kind"] == "Service"]
+    monitors = [each["spec"] for each in found if each["kind"] == "ServiceMonitor"]
+    jobs = [
+        service["labels"][monitor["jobLabel"]]
+        for monitor in monitors
+        for service in services
+        if service["name"].endswith("-metrics")
+        and monitor["selector"]["matchLabels"].items() <= service["labels"].items()
+    ]
+
+    assert jobs == ["bigfleet-shard", "bigfleet-shard"]
 
 
 # ---- chart and manifests ---------------------------------------------------------------------------------------------

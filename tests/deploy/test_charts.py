@@ -95,6 +95,7 @@ def test_helm_has_nothing_to_say_of_a_chart(chart: str) -> None:
         ("bigfleet-operator", "bootstrap.token=password", "at '/bootstrap/token'"),
         ("bigfleet-operator", "bootstrap.tokenTtl=1y", "at '/bootstrap/tokenTtl'"),
         ("bigfleet-operator", "operator.replicas=two", "at '/operator/replicas'"),
+        ("bigfleet-operator", "networkPolicy.apiServerPorts={0}", "at '/networkPolicy/apiServerPorts/0'"),
         ("bigfleet-operator", "podController.priorityClassDefaults.a.penalty=1", "'penalty' not allowed"),
         ("bigfleet-operator", "operator.resources.request.cpu=1", "additional properties 'request' not allowed"),
         ("bigfleet-operator", CERT_MANAGER, "at '/tls/certManager/issuer/name'"),
@@ -306,6 +307,23 @@ def test_all_shards_of_a_release_are_one_job_of_prometheus() -> None:
     ]
 
     assert jobs == ["bigfleet-shard", "bigfleet-shard"]
+
+
+@needs_helm
+def test_operator_and_pod_controller_may_dial_the_ports_of_the_api_server_that_are_named() -> None:
+    """Those behind its Service: networks compare the port of the endpoint."""
+    words = ("--set", "networkPolicy.apiServerPorts={443,16443}")
+    found = rendered("bigfleet-operator", (*ACCEPTED["bigfleet-operator"], *words))
+    ports = {
+        each["metadata"]["name"]: [port["port"] for rule in each["spec"]["egress"] for port in rule["ports"]]
+        for each in found
+        if each["kind"] == "NetworkPolicy"
+    }
+
+    assert ports == {
+        "bigfleet-operator": [53, 53, 443, 16443, 7780],
+        "bigfleet-pod-controller": [53, 53, 443, 16443],
+    }
 
 
 # ---- chart and manifests ---------------------------------------------------------------------------------------------

@@ -73,12 +73,12 @@ def test_an_output_onto_a_full_disk_ends_in_one_line(body: str) -> None:
     """Also what is written to the disk at the end alone."""
     done = run_body(body, Path("/dev/full"))
 
-    told = b"program: standard output: No space left on device; the output is not complete; make room where it goes\n"
-    assert (done.returncode, done.stderr) == (1, told)
+    said = b"program: standard output: No space left on device; the output is not complete; make room where it goes\n"
+    assert (done.returncode, done.stderr) == (1, said)
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "said"),
     [
         (
             "PermissionError(13, 'Permission denied', '/data/shard.db')",
@@ -90,10 +90,10 @@ def test_an_output_onto_a_full_disk_ends_in_one_line(body: str) -> None:
         ),
     ],
 )
-def test_a_file_that_a_command_could_not_use_ends_in_one_line(error: str, told: bytes) -> None:
+def test_a_file_that_a_command_could_not_use_ends_in_one_line(error: str, said: bytes) -> None:
     done = run_body(f"raise {error}")
 
-    assert (done.returncode, done.stderr) == (1, b"program: " + told + b"\n")
+    assert (done.returncode, done.stderr) == (1, b"program: " + said + b"\n")
 
 
 def test_an_error_of_no_file_is_a_defect_and_shows_where() -> None:

@@ -56,7 +56,7 @@ def test_no_number_of_a_rule_is_overlooked() -> None:
             text = re.sub(r'"[^"]*"', "", text)
             undivided |= set(re.findall(r"(?<![\w.])\d[\w.]*", text))
 
-    assert undivided == {"0", "0.5", "1", "2", "5", "10", "86400"}
+    assert undivided == {"0", "0.25", "0.5", "1", "2", "5", "10", "86400"}
 
 
 def test_the_file_stays_what_it_is_apart_from_its_durations() -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from bigfleet.recording.reader import RecordedCycle
 from bigfleet.recording.recorder import Recorder
 from bigfleet.recording.values import CycleRecord
 from bigfleet.sim.kernel.virtual_time import run_virtual
+from tests.processes import bigfleet
 from tests.recording.recorded import cycles_of, head, recording
 from tests.shard.world import ScriptedProvider, World, machine, need
 
@@ -327,6 +330,30 @@ def test_a_damaged_file_shows_what_is_good_and_says_what_to_do(file: Path, tmp_p
     assert "restore the file from a copy, or replay another one of the recording" in line
     document = CliRunner().invoke(app, ["replay", str(damaged), "--output", "json"]).stdout
     assert json.loads(document)["verdict"] == "same"
+
+
+def test_a_cycle_before_the_damage_is_shown(file: Path, tmp_path: Path) -> None:
+    """As the message says: up to there the file is good. A cycle that was not found is refused for the damage."""
+    damaged = tmp_path / "damaged"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    result = CliRunner().invoke(app, ["replay", str(damaged), "--cycle", str(PREEMPTING)])
+    assert result.exit_code == 0
+    assert f"Cycle {PREEMPTING}: same decision (digest " in result.stdout
+    assert result.stderr.startswith(f"bigfleet: {damaged}: damaged at byte ")
+    assert "damaged at byte " in refusal(damaged, "--cycle", cycles_of(file)[-1].cycle)
+
+
+@pytest.mark.parametrize("which", [(), ("--cycle", str(PREEMPTING))], ids=["all", "one"])
+def test_a_reader_that_has_gone_ends_it_quietly(file: Path, which: tuple[str, ...]) -> None:
+    """As `get` does in `… | head`: the pipe is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = bigfleet("replay", str(file), *which, "--output", "json")
+    with os.fdopen(writing, "wb") as pipe:
+        finished = subprocess.run(command, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (finished.returncode, finished.stderr) == (0, "")
 
 
 WRONG_FILES = {

@@ -45,7 +45,8 @@ def registries() -> Mapping[str, CollectorRegistry]:
     OperatorMetrics(operator)
     PodControllerMetrics(pods)
     Recorder(cast(RecordingFile, None), head=cast(RecordingHead, None), registry=shard, compute=compute_inline)
-    certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC))))
+    now = datetime.now(UTC)
+    certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(issued=now, expires=now)))
     for registry, prefix in (
         (shard, "bigfleet_shard"),
         (coordinator, "bigfleet_coordinator"),
@@ -55,6 +56,7 @@ def registries() -> Mapping[str, CollectorRegistry]:
         StateWatch(lambda: "", registry, prefix)
         export_expiry(certificate, registry, prefix)
     export_expiry(certificate, operator, "bigfleet_operator")
+    export_expiry(certificate, coordinator, "bigfleet_coordinator_store")
     return {
         "bigfleet_shard": shard,
         "bigfleet_coordinator": coordinator,

@@ -169,6 +169,10 @@ def _refused(keyword: str, argument: Any) -> tuple[Any, str]:
             return "a" * (argument - 1), f"minLength: got {argument - 1}, want {argument}"
         case "minimum":
             return argument - 1, f"minimum: got {argument - 1}, want {argument}"
+        case "maximum":
+            # With or without separators, as helm writes numbers.
+            got, want = (f"{number:,}".replace(",", ",?") for number in (argument + 1, argument))
+            return argument + 1, f"maximum: got {got}, want {want}"
         case "minItems":
             return [], f"minItems: got 0, want {argument}"
         case "minProperties":

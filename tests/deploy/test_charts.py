@@ -95,6 +95,7 @@ def test_helm_has_nothing_to_say_of_a_chart(chart: str) -> None:
         ("bigfleet-operator", "bootstrap.token=password", "at '/bootstrap/token'"),
         ("bigfleet-operator", "bootstrap.tokenTtl=1y", "at '/bootstrap/tokenTtl'"),
         ("bigfleet-operator", "operator.replicas=two", "at '/operator/replicas'"),
+        ("bigfleet-operator", "networkPolicy.apiServerPorts={0}", "at '/networkPolicy/apiServerPorts/0'"),
         ("bigfleet-operator", "podController.priorityClassDefaults.a.penalty=1", "'penalty' not allowed"),
         ("bigfleet-operator", "operator.resources.request.cpu=1", "additional properties 'request' not allowed"),
         ("bigfleet-operator", CERT_MANAGER, "at '/tls/certManager/issuer/name'"),
@@ -265,6 +266,64 @@ def test_alerts_dashboard_and_definitions_are_the_files_of_deploy() -> None:
             del found["metadata"]["annotations"]
     files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "deploy/crds").iterdir()]
     assert by_name(definitions) == by_name(files)
+
+
+@needs_helm
+@pytest.mark.parametrize("case", [case for case in CASE_NAMES if case.startswith("bigfleet/")])
+def test_the_notes_delete_each_pod_that_waits_for_it_and_no_other(case: str) -> None:
+    """One after another, and none of another release: providers are released by themselves."""
+    chart, values = case.partition("/")[0], str(CASES / case / "values.yaml")
+    words = ("--namespace", NAMESPACE, "--dry-run=client", "--values", values)
+    done = run_program("helm", "install", "fleet", str(CHARTS / chart), *words)
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.partition("NOTES:")[2].splitlines()]
+    deleted = [line for line in lines if " delete " in line]
+    waiting = {
+        f"kubectl -n {NAMESPACE} delete pod {each['metadata']['name']}-{number}": each["metadata"]["name"]
+        for each in case_objects(case)
+        if each["kind"] == "StatefulSet" and each["spec"]["updateStrategy"]["type"] == "OnDelete"
+        for number in range(each["spec"]["replicas"])
+    }
+
+    assert sorted(deleted) == sorted(waiting)
+    for line in deleted:
+        after = lines[lines.index(line) + 1]
+        assert after.startswith(f"kubectl -n {NAMESPACE} wait statefulset/{waiting[line]} ")
+
+
+@needs_helm
+def test_all_shards_of_a_release_are_one_job_of_prometheus() -> None:
+    """BigFleetShardsFewer compares how many there are in a job; Prometheus Operator makes a job of each Service."""
+    more = "shards[1].id=b,shards[1].providerAddr=q:1,serviceMonitor.enabled=true"
+    found = rendered("bigfleet", (*ACCEPTED["bigfleet"], "--set", more))
+    services = [each["metadata"] for each in found if each["kind"] == "Service"]
+    monitors = [each["spec"] for each in found if each["kind"] == "ServiceMonitor"]
+    jobs = [
+        service["labels"][monitor["jobLabel"]]
+        for monitor in monitors
+        for service in services
+        if service["name"].endswith("-metrics")
+        and monitor["selector"]["matchLabels"].items() <= service["labels"].items()
+    ]
+
+    assert jobs == ["bigfleet-shard", "bigfleet-shard"]
+
+
+@needs_helm
+def test_operator_and_pod_controller_may_dial_the_ports_of_the_api_server_that_are_named() -> None:
+    """Those behind its Service: networks compare the port of the endpoint."""
+    words = ("--set", "networkPolicy.apiServerPorts={443,16443}")
+    found = rendered("bigfleet-operator", (*ACCEPTED["bigfleet-operator"], *words))
+    ports = {
+        each["metadata"]["name"]: [port["port"] for rule in each["spec"]["egress"] for port in rule["ports"]]
+        for each in found
+        if each["kind"] == "NetworkPolicy"
+    }
+
+    assert ports == {
+        "bigfleet-operator": [53, 53, 443, 16443, 7780],
+        "bigfleet-pod-controller": [53, 53, 443, 16443],
+    }
 
 
 # ---- chart and manifests ---------------------------------------------------------------------------------------------

@@ -18,7 +18,12 @@ SPEC = Path(__file__).parents[2] / "docs" / "spec" / "shard.md"
 PREFIX = "bigfleet_shard_"
 #: Series of the process around a shard; tests/rpc/security/test_identity.py, tests/e2e/test_tls.py and
 #: tests/e2e/disks/test_lost_state_files.py see them.
-OF_THE_PROCESS = {"identity_rejected_total", "certificate_expires_timestamp_seconds", "state_file_lost"}
+OF_THE_PROCESS = {
+    "identity_rejected_total",
+    "certificate_expires_timestamp_seconds",
+    "certificate_issued_timestamp_seconds",
+    "state_file_lost",
+}
 #: Buckets by letter: the first in seconds, and how often it is doubled.
 BUCKETS = {"A": (0.001, 13), "B": (0.01, 15), "C": (0.01, 19), "D": (0.002, 12), "E": (0.01, 14)}
 

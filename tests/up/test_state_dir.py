@@ -77,6 +77,42 @@ def test_fresh_forgets_everything_of_ours(tmp_path: Path) -> None:
         assert not state.logs.exists()
 
 
+PLANES = RunIdentity(2, 60, 1, "", kubernetes=2)
+
+
+def test_a_run_on_control_planes_leaves_the_state_of_another_run(tmp_path: Path) -> None:
+    """Without `fresh`: hours of a trace may be in it."""
+    with open_dir(tmp_path / "s") as state:
+        state.save_progress(Progress(position_seconds=9.0))
+
+    with pytest.raises(UsageFault, match=r"--kubernetes: the run in .* was started with 0, not 2; --fresh starts over"):
+        open_dir(tmp_path / "s", PLANES)
+
+    with open_dir(tmp_path / "s") as state:
+        assert state.progress() == Progress(position_seconds=9.0)
+    open_dir(tmp_path / "s", PLANES, fresh=True).close()
+
+
+@pytest.mark.parametrize("identity", [PLANES, RunIdentity(3, 90, 2, "", kubernetes=3)], ids=["the same", "another"])
+def test_a_run_on_control_planes_starts_over_where_one_was(tmp_path: Path, identity: RunIdentity) -> None:
+    """Control planes start empty, so that such a run is never resumed."""
+    with open_dir(tmp_path / "s", PLANES) as state:
+        state.write_text("provider.db", "old")
+
+    with open_dir(tmp_path / "s", identity) as state:
+        assert not (state.path / "provider.db").exists()
+
+
+def test_the_directory_of_another_run_inside_is_no_stranger_and_is_never_deleted(tmp_path: Path) -> None:
+    """As that of `make kubernetes-demo` is inside the default directory, perhaps of a run that goes on."""
+    with open_dir(tmp_path / "s" / "kubernetes", PLANES) as inner:
+        inner.write_text("provider.db", "in use")
+        open_dir(tmp_path / "s").close()
+        open_dir(tmp_path / "s", fresh=True).close()
+
+        assert (inner.path / "provider.db").read_text() == "in use"
+
+
 def test_fresh_follows_no_link_out_of_the_directory(tmp_path: Path) -> None:
     treasure = tmp_path / "treasure"
     treasure.mkdir()

@@ -6,6 +6,7 @@ name, and it never overwrites a file.
 
 import os
 import sqlite3
+import stat
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -30,10 +31,21 @@ class BackupFault(Exception):
     """There is no backup; the message names file, finding and remedy."""
 
 
+def check_source(source: Path, advice: str) -> None:
+    """Raise BackupFault unless there is such a file, with the advice if there is none."""
+    try:
+        mode = source.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise BackupFault(f"{source}: does not exist; {advice}") from error
+    except OSError as error:
+        raise BackupFault(f"{source}: {error.strerror}; run this as a user who may read it") from error
+    if not stat.S_ISREG(mode):
+        raise BackupFault(f"{source}: is not a file; {advice}")
+
+
 def back_up(source: Path, target: Path, finish: Finish) -> int:
     """Copy a database to a new file and return its size in bytes. Raises BackupFault; then there is no file."""
-    if not source.is_file():
-        raise BackupFault(f"{source}: {'is not a file' if source.exists() else 'does not exist'}; name a state file")
+    check_source(source, "name a state file")
     if os.path.lexists(target):
         raise BackupFault(f"{target}: exists; name a new file")
     part = target.with_name(f".{target.name}.part")

@@ -1,8 +1,11 @@
-"""How a program of ours begins: what a process that starts others must have settled before it is one of threads."""
+"""How a program of ours begins and ends: what is settled before it has threads, and which errors are one line."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 FORKS_WHILE_IT_SERVES = """
 import asyncio, os
@@ -39,3 +42,62 @@ def test_a_fork_is_one_thread_whatever_grpc_runs() -> None:
     )
 
     assert done.stdout == "1", done.stderr
+
+
+ONE_COMMAND = """
+import sys
+import typer
+from bigfleet.cli.runtime.program import run_program
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+@app.command()
+def run() -> None:
+    {body}
+
+run_program(app, "program")
+"""
+
+
+def run_body(body: str, output: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of one statement, whose standard output is a file if one is given."""
+    command = [sys.executable, "-c", ONE_COMMAND.format(body=body)]
+    with open(output or os.devnull, "wb") as file:
+        return subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False)
+
+
+@pytest.mark.parametrize(
+    "body", ["sys.stdout.write('a line')", "typer.echo('a line')", "sys.stdout.write('a line' * 100_000)"]
+)
+def test_an_output_onto_a_full_disk_ends_in_one_line(body: str) -> None:
+    """Also what is written to the disk at the end alone."""
+    done = run_body(body, Path("/dev/full"))
+
+    said = b"program: standard output: No space left on device; the output is not complete; make room where it goes\n"
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "PermissionError(13, 'Permission denied', '/data/shard.db')",
+            b"/data/shard.db: Permission denied; check the file, its directory, its disk and the rights of this user",
+        ),
+        (
+            "OSError(28, 'No space left on device')",
+            b"a file: No space left on device; make room on its disk, or check disk and mount",
+        ),
+    ],
+)
+def test_a_file_that_a_command_could_not_use_ends_in_one_line(error: str, said: bytes) -> None:
+    done = run_body(f"raise {error}")
+
+    assert (done.returncode, done.stderr) == (1, b"program: " + said + b"\n")
+
+
+def test_an_error_of_no_file_is_a_defect_and_shows_where() -> None:
+    done = run_body("raise ConnectionResetError(104, 'Connection reset by peer')")
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"Traceback")

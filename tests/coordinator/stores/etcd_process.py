@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from bigfleet.rpc.etcd.client import EtcdClient, EtcdUnavailable, StoreTls
-from bigfleet.rpc.security.tls import TlsPaths
+from bigfleet.rpc.etcd.client import EtcdClient, EtcdUnavailable
+from bigfleet.rpc.security.tls import TlsFiles, TlsPaths
 from tests.patience import PATIENCE_SECONDS
 from tests.processes import free_port
 
@@ -124,7 +124,7 @@ class Cluster:
                 member.go_on()
                 member.kill()
 
-    async def ready(self, tls: StoreTls | None = None) -> None:
+    async def ready(self, tls: TlsFiles | None = None) -> None:
         """Return once the cluster answers."""
         client = EtcdClient(self.endpoints, tls)
         async with asyncio.timeout(PATIENCE_SECONDS):

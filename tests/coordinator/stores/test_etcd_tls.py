@@ -3,12 +3,15 @@
 Everything is made by `bigfleet certs dev`, and shards report over TLS as well, each for itself alone.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from bigfleet.cli.certs.issuing import Authority, Bearer
 from bigfleet.cli.coordinator.store_url import read_store_tls
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.commands import AddShard
@@ -17,12 +20,13 @@ from bigfleet.link.client import NotAnswered
 from bigfleet.model.ids import ShardId
 from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.shard_reports import GrpcCoordinator
-from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
+from bigfleet.rpc.etcd.client import EtcdClient, EtcdUnavailable, put
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.rpc.security.tls import TlsFiles, TlsPaths
 from tests.commands import run_here
 from tests.coordinator.coordinator_process import coordinator
 from tests.coordinator.stores.etcd_process import Cluster
+from tests.patience import PATIENCE_SECONDS
 
 EAST = ShardId("east-0")
 
@@ -37,11 +41,21 @@ def paths(folder: Path, name: str) -> TlsPaths:
     return TlsPaths(certificate=folder / f"{name}.crt", key=folder / f"{name}.key", authority=folder / "ca.crt")
 
 
-def shown_to_etcd(folder: Path) -> StoreTls:
+def shown_to_etcd(folder: Path) -> TlsFiles:
     of = paths(folder, "coordinator")
     tls = read_store_tls(of.certificate, of.key, of.authority)
     assert tls is not None
     return tls
+
+
+def issue(folder: Path, *, age: timedelta = timedelta()) -> TlsPaths:
+    """Write a pair that is good for a day, or was, in place of the one before; return where it is."""
+    authority = Authority.load((folder / "ca.crt").read_bytes(), (folder / "ca.key").read_bytes())
+    issued = authority.issue(Bearer(name="replica", uris=("bigfleet://admin",)), datetime.now(UTC) - age, 1)
+    of = paths(folder, "replica")
+    of.key.write_bytes(issued.key)
+    of.certificate.write_bytes(issued.certificate)
+    return of
 
 
 @pytest.fixture
@@ -57,7 +71,7 @@ async def guarded(etcd: str, tmp_path: Path) -> AsyncIterator[tuple[Cluster, Pat
         cluster.kill()
 
 
-def store(cluster: Cluster, tls: StoreTls | None) -> EtcdStore:
+def store(cluster: Cluster, tls: TlsFiles | None) -> EtcdStore:
     client, me = EtcdClient(cluster.endpoints, tls), LeaderInfo("r0", "r0:7790")
     return EtcdStore(client, prefix="bigfleet", me=me, lease_ttl_seconds=5, clock=SystemClock())
 
@@ -76,6 +90,44 @@ async def test_only_who_has_a_certificate_reads_and_writes(guarded: tuple[Cluste
         await nobody.close()
     assert list((await ours.load()).shards) == [EAST]
     await ours.close()
+
+
+@pytest.mark.rule("coordinator 1/3")
+async def test_a_client_whose_certificate_has_ended_reaches_etcd_again_once_the_files_are_renewed(
+    guarded: tuple[Cluster, Path],
+) -> None:
+    """Without a restart: the next call has a connection with the new certificate."""
+    cluster, folder = guarded
+    client = EtcdClient(cluster.endpoints, TlsFiles(issue(folder, age=timedelta(days=2))))
+    with pytest.raises(EtcdUnavailable):
+        await client.range(b"x")
+
+    issue(folder)
+
+    assert (await client.range(b"x")).items == ()
+    await client.close()
+
+
+@pytest.mark.rule("coordinator 1/3")
+async def test_a_watch_goes_on_when_the_certificate_is_renewed(guarded: tuple[Cluster, Path]) -> None:
+    """On the connection on which it was begun; calls have another one meanwhile."""
+    cluster, folder = guarded
+    client = EtcdClient(cluster.endpoints, TlsFiles(issue(folder)))
+    other = EtcdClient(cluster.endpoints, shown_to_etcd(folder))
+    revision = (await client.range(b"watched")).revision
+    watch = asyncio.create_task(client.wait_until_changed(b"watched", revision))
+    await asyncio.sleep(0)
+
+    issue(folder)
+    await client.range(b"watched")
+    assert not watch.done()
+    await other.txn([], [put(b"watched", b"1")])
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await watch
+    assert [item.value for item in (await client.range(b"watched")).items] == [b"1"]
+    await client.close()
+    await other.close()
 
 
 @pytest.mark.rule("coordinator 1/3", "coordinator 4/2")
@@ -107,6 +159,7 @@ async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_anothe
     assert refused.returncode == 1
     assert "bigfleet://readonly may not call AssignDomain" in refused.stderr
     assert 'bigfleet_coordinator_identity_rejected_total{rpc="ReportShard"} 1.0' in metrics
+    assert "bigfleet_coordinator_store_certificate_expires_timestamp_seconds" in metrics
     assert "tls.identity_rejected" in log
     assert "bigfleet://shard/east-0" in log
 

@@ -485,13 +485,13 @@ def test_a_process_does_not_take_another_ones_certificate(certificates: Certific
 
 
 async def test_a_certificate_that_runs_out_is_told_once_and_exported(certificates: Certificates) -> None:
-    """The series is the end of what is in force; reading it reads changed files."""
+    """The series are the end and the beginning of what is in force; reading one reads changed files."""
     files = certificates.files(SHARD, age=timedelta(days=2))
     registry = CollectorRegistry()
     export_expiry(files, registry, "x")
 
-    def exported() -> float | None:
-        return registry.get_sample_value("x_certificate_expires_timestamp_seconds")
+    def exported(what: str = "expires") -> float | None:
+        return registry.get_sample_value(f"x_certificate_{what}_timestamp_seconds")
 
     with capture_logs() as logs:
         assert exported() == files.current().expires.timestamp()
@@ -500,6 +500,8 @@ async def test_a_certificate_that_runs_out_is_told_once_and_exported(certificate
 
     assert [line["event"] for line in logs] == ["tls.certificate_expired", "tls.certificate_loaded"]
     assert renewed == files.current().expires.timestamp()
+    # Good for a day; it begins five minutes before it is issued.
+    assert exported("issued") == files.current().expires.timestamp() - timedelta(days=1, minutes=5).total_seconds()
 
 
 # ---- plain text -------------------------------------------------------------------------------------------------

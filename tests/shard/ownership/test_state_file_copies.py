@@ -1,6 +1,7 @@
 """A shard's state file that was copied without its write-ahead log, backed up while the shard runs, and restored."""
 
 import contextlib
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -168,3 +169,18 @@ def test_files_beside_the_state_file_count_too(tmp_path: Path, name: str) -> Non
         (tmp_path / name).unlink()
 
         assert f"{name} was deleted" in state_file.fault()
+
+
+def test_a_backup_by_a_user_who_may_not_search_the_directory_is_refused_in_words(tmp_path: Path) -> None:
+    """As an administrator without sudo finds the directory of a systemd unit."""
+    directory = tmp_path / "data"
+    directory.mkdir(mode=0)
+    user = os.geteuid()
+    if user == 0:
+        # Modes do not stop root.
+        os.seteuid(65534)
+    try:
+        with pytest.raises(BackupFault, match=r"shard\.db: Permission denied; run this as a user who may read it"):
+            back_up_state(directory, tmp_path / "backup")
+    finally:
+        os.seteuid(user)

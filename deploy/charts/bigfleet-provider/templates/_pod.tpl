@@ -98,6 +98,8 @@ metadata:
   labels: {{- toYaml . | nindent 4 }}
   {{- end }}
 spec:
+  # One job for all that run the same program: alerts compare how many there are.
+  jobLabel: app.kubernetes.io/name
   selector:
     matchLabels: {{- toYaml .labels | nindent 6 }}
   endpoints:

@@ -33,7 +33,6 @@ from bigfleet.coordinator.replica import Export, Replica
 from bigfleet.coordinator.stores.metered import MeteredStore
 from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.coordinator.stores.sqlite import SqliteStateStore
-from bigfleet.rpc.etcd.client import StoreTls
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, export_expiry
@@ -55,7 +54,8 @@ class CoordinatorPlace:
 
     me: LeaderInfo
     store: EtcdUrl | SqliteUrl
-    store_tls: StoreTls | None
+    #: None is plain text, or a file.
+    store_tls: TlsFiles | None
     lease_ttl_seconds: int
     listen_address: tuple[str, int]
     #: None serves no HTTP.
@@ -79,6 +79,8 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             return Figures() if replica is None else replica.figures()
 
         metrics = CoordinatorMetrics(registry, figures)
+        if place.store_tls is not None:
+            export_expiry(place.store_tls, registry, "bigfleet_coordinator_store")
         stack.enter_context(
             ended_by_signals(lambda: _log.info("coordinator.stopped", replica=place.me.replica, during="start"))
         )

@@ -12,7 +12,7 @@ from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.coordinator.stores.sqlite import SqliteStateStore, StoreFault
 from bigfleet.model.clock import Clock
-from bigfleet.rpc.etcd.client import EtcdClient, StoreTls
+from bigfleet.rpc.etcd.client import EtcdClient
 from bigfleet.rpc.etcd.store import EtcdStore
 from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths
 
@@ -54,8 +54,8 @@ def parse_store(text: str, flag: str = "--store") -> EtcdUrl | SqliteUrl:
     raise UsageFault(f"{flag}: {text!r} is not a store; {_ADVICE}")
 
 
-def read_store_tls(certificate: Path | None, key: Path | None, authority: Path | None) -> StoreTls | None:
-    """Return what is shown to etcd, None for plain text. Raises UsageFault unless all three fit, or none is given."""
+def read_store_tls(certificate: Path | None, key: Path | None, authority: Path | None) -> TlsFiles | None:
+    """Return the files for etcd, None for plain text. Raises UsageFault unless all three fit, or none is given."""
     given = {"--store-tls-cert": certificate, "--store-tls-key": key, "--store-tls-ca": authority}
     missing = [flag for flag, path in given.items() if path is None]
     if certificate is None or key is None or authority is None:
@@ -63,15 +63,13 @@ def read_store_tls(certificate: Path | None, key: Path | None, authority: Path |
             raise UsageFault(f"{' and '.join(missing)} missing: TLS towards etcd needs all three of --store-tls-*")
         return None
     try:
-        files = TlsFiles(TlsPaths(certificate=certificate, key=key, authority=authority))
+        return TlsFiles(TlsPaths(certificate=certificate, key=key, authority=authority))
     except TlsFault as fault:
         raise UsageFault(f"TLS towards etcd: {fault}") from fault
-    pair = files.current()
-    return StoreTls(authority=files.authority, certificate=pair.certificate, key=pair.key)
 
 
 def open_store(
-    url: EtcdUrl | SqliteUrl, *, me: LeaderInfo, tls: StoreTls | None, lease_ttl_seconds: int, clock: Clock
+    url: EtcdUrl | SqliteUrl, *, me: LeaderInfo, tls: TlsFiles | None, lease_ttl_seconds: int, clock: Clock
 ) -> EtcdStore | SqliteStateStore:
     """Return the store, on a running event loop. Raises RunFault for a file that cannot be used."""
     if isinstance(url, EtcdUrl):

@@ -83,6 +83,8 @@ def replay(
             raise UsageFault(f"{flag} applies to one cycle; name it with --cycle N")
     settings = read_settings(weight or (), hold or (), drain)
     keep_kernels()
+    # What it stays when the reader closes the pipe.
+    is_same = True
     with quiet_when_unread():
         if cycle is None:
             is_same = _replay_all(file, epoch, settings, engine, output)
@@ -131,15 +133,21 @@ def _torn_text(file: Path, start: int, size_bytes: int, last: int | None) -> str
 
 
 def _the_cycle(file: Path, number: int, epoch: int | None) -> "RecordedCycle":
-    """Return the cycle with that number; of several processes' the last one's. Raises UsageFault."""
+    """Return the cycle with that number; of several processes' the last one's that can be read. Raises UsageFault."""
     found: RecordedCycle | None = None
     numbers: list[int] = []
     epochs: list[int] = []
-    for recorded in _cycles(file, epoch):
-        numbers.append(recorded.cycle)
-        if recorded.cycle == number:
-            found = recorded
-            epochs.append(recorded.head.epoch)
+    try:
+        for recorded in _cycles(file, epoch):
+            numbers.append(recorded.cycle)
+            if recorded.cycle == number:
+                found = recorded
+                epochs.append(recorded.head.epoch)
+    except UsageFault as fault:
+        if found is None:
+            raise
+        # It is before the damage.
+        echo(f"bigfleet: {fault}", err=True)
     if found is None:
         raise UsageFault(f"--cycle {number}: {_whereabouts(file, numbers, epoch)}")
     if len(set(epochs)) > 1:

@@ -4,6 +4,7 @@ Used by the `bigfleet` command and by every provider that is a program of its ow
 traceback for a user's mistake.
 """
 
+import errno
 import faulthandler
 import os
 import sys
@@ -17,6 +18,8 @@ from bigfleet.model.validation import switch_validation_on
 
 #: Set to 1, states are compared with their invariants in every command, to look for a defect.
 VALIDATE_VARIABLE: Final = "BIGFLEET_VALIDATE"
+#: What a disk refuses without a name of the file, as for one that is open already.
+_OF_DISKS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 
 
 def run_program(app: typer.Typer, name: str) -> NoReturn:
@@ -35,6 +38,9 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
         switch_validation_on()
     try:
         code = app(prog_name=name, standalone_mode=False)
+        if sys.stdout is not None:
+            # Here an error can be reported; at the end of the interpreter it would be a traceback.
+            sys.stdout.flush()
     except CommandFault as fault:
         echo(f"{name}: {fault}", err=True)
         sys.exit(fault.exit_code)
@@ -46,6 +52,8 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
             raise
         echo(f"{name}: {error.object!r} is not UTF-8; names must be UTF-8", err=True)
         sys.exit(2)
+    except OSError as error:
+        _fail_file(error, name)
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
@@ -60,3 +68,24 @@ def _fail_usage(fault: typer.TyperException, name: str) -> NoReturn:
     if message:  # a group without a command has printed its help, and that says it all
         echo(f"{command}: {message}; see {command} --help", err=True)
     sys.exit(2)
+
+
+def _fail_file(error: OSError, name: str) -> NoReturn:
+    """Report what could not be read or written. An error that names no file and comes from no disk is a defect."""
+    place, advice = error.filename, "check the file, its directory, its disk and the rights of this user"
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        # The interpreter would try again to write the rest at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        if place is None:
+            place, advice = "standard output", "the output is not complete; make room where it goes"
+    if place is None:
+        if error.errno not in _OF_DISKS:
+            raise error
+        place, advice = "a file", "make room on its disk, or check disk and mount"
+    echo(f"{name}: {place}: {error.strerror or error}; {advice}", err=True)
+    sys.exit(1)

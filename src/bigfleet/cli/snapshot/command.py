@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from bigfleet.cli.coordinator.store_url import EtcdUrl, SqliteUrl
     from bigfleet.coordinator.stores.snapshot import Restored, TablesSnapshot
-    from bigfleet.rpc.etcd.client import StoreTls
+    from bigfleet.rpc.security.tls import TlsFiles
     from bigfleet.rpc.wire.gen import coordinator_pb2
 
 app = typer.Typer(
@@ -103,7 +103,7 @@ def restore(
 
 
 async def _restore(
-    url: "EtcdUrl | SqliteUrl", tls: "StoreTls | None", restored: "Restored", *, term: int, is_forced: bool
+    url: "EtcdUrl | SqliteUrl", tls: "TlsFiles | None", restored: "Restored", *, term: int, is_forced: bool
 ) -> None:
     from bigfleet.cli.coordinator.store_url import SqliteUrl, open_store
     from bigfleet.cli.runtime.system import SystemClock

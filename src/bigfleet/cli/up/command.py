@@ -67,7 +67,9 @@ def up(
                 "--shards": shards if shards != 1 else None,
             }
         )
-        _run_kubernetes(kubernetes, for_duration=for_duration, machines=machines, seed=seed, state_dir=state_dir)
+        _run_kubernetes(
+            kubernetes, for_duration=for_duration, machines=machines, seed=seed, state_dir=state_dir, fresh=fresh
+        )
     settings = settings_from_flags(
         for_duration=for_duration,
         speed=speed,
@@ -93,7 +95,7 @@ def _reject_beside_kubernetes(given: Mapping[str, object]) -> None:
 
 
 def _run_kubernetes(
-    planes: int, *, for_duration: str | None, machines: int | None, seed: int, state_dir: Path
+    planes: int, *, for_duration: str | None, machines: int | None, seed: int, state_dir: Path, fresh: bool
 ) -> NoReturn:
     from bigfleet.cli.up.kubernetes.run import run_kubernetes
     from bigfleet.cli.up.kubernetes.settings import kubernetes_settings
@@ -104,6 +106,7 @@ def _run_kubernetes(
         machines=machines,
         seed=seed,
         state_dir=state_dir,
+        fresh=fresh,
         environment=dict(os.environ),
     )
     _run(lambda console: run_kubernetes(settings, console))

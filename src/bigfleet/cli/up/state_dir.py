@@ -91,13 +91,15 @@ class StateDir:
 
     @classmethod
     def open(cls, path: Path, *, identity: RunIdentity, fresh: bool) -> "StateDir":
-        """Take the directory, made if it is absent, emptied first if `fresh`.
+        """Take the directory, made if it is absent, emptied first if `fresh`, or if its run is never resumed.
 
         Raises UsageFault when it is not ours or was made for another run, RunFault when another process has it.
         """
         try:
             make_directory(path)
-            strangers = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK)
+            strangers = sorted(
+                entry.name for entry in path.iterdir() if entry.name != _LOCK and not _is_of_another_run(entry)
+            )
         except OSError as error:
             raise UsageFault(f"--state-dir: {path}: {error.strerror}; name a directory that can be written") from error
         if strangers and _MARKER not in strangers:
@@ -106,7 +108,7 @@ class StateDir:
             )
         state = cls(path, _lock(path))
         try:
-            if fresh:
+            if fresh or (identity.kubernetes and state._is_of_control_planes()):
                 state._clear()
             state._check_marker(identity)
         except BaseException:
@@ -169,13 +171,20 @@ class StateDir:
             return
         for entry in self.path.iterdir():
             # The marker goes last: a clearing that is interrupted leaves a directory that is still ours.
-            if entry.name in (_LOCK, _MARKER):
+            if entry.name in (_LOCK, _MARKER) or _is_of_another_run(entry):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
         (self.path / _MARKER).unlink()
+
+    def _is_of_control_planes(self) -> bool:
+        """Return whether the last run here had real control planes, which start empty."""
+        with contextlib.suppress(OSError, msgspec.ValidationError, msgspec.DecodeError):
+            marker = msgspec.json.decode((self.path / _MARKER).read_bytes(), type=_Marker)
+            return bool(marker.identity.get("kubernetes"))
+        return False
 
     def _check_marker(self, identity: RunIdentity) -> None:
         file = self.path / _MARKER
@@ -206,6 +215,11 @@ class StateDir:
 
     def _write(self, name: str, value: msgspec.Struct | dict[str, int]) -> None:
         _replace(self.path / name, msgspec.json.encode(value))
+
+
+def _is_of_another_run(entry: Path) -> bool:
+    """Return whether an entry of a state directory is one itself, such as that of `make kubernetes-demo`."""
+    return entry.is_dir() and not entry.is_symlink() and (entry / _MARKER).is_file()
 
 
 def _lock(path: Path) -> int:

@@ -5,7 +5,8 @@ each of them; a transaction at one only, because only the caller knows what a lo
 know the coordinator's tables.
 """
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import grpc
 from grpc import aio
 
 from bigfleet.rpc.grpc_server import MESSAGE_BYTES_MAX
+from bigfleet.rpc.security.tls import KeyPair, TlsFiles, channel_credentials
 from bigfleet.rpc.wire.gen import etcd_pb2, etcd_pb2_grpc
 
 #: How long one endpoint may take to answer.
@@ -54,29 +56,41 @@ class Range:
     items: tuple[etcd_pb2.KeyValue, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoreTls:
-    """The client certificate for etcd, and the authority of etcd's certificate; PEM."""
+@dataclass(slots=True, eq=False)
+class _Dialled:
+    """One channel for each endpoint, all with one certificate."""
 
-    authority: bytes
-    certificate: bytes
-    key: bytes
+    #: None is plain text.
+    pair: KeyPair | None
+    channels: tuple[aio.Channel, ...]
+    #: Calls and watches that use one of the channels now.
+    calls: int = 0
+
+    async def close(self) -> None:
+        for channel in self.channels:
+            await channel.close(None)
 
 
 class EtcdClient:
-    """One client of one cluster; made on a running event loop."""
+    """One client of one cluster; made on a running event loop.
 
-    def __init__(self, endpoints: Sequence[str], tls: StoreTls | None = None) -> None:
+    A channel presents the certificate that it was made with, so a new certificate gets new channels. Calls and watches
+    that are under way end on the old ones.
+    """
+
+    def __init__(self, endpoints: Sequence[str], tls: TlsFiles | None = None) -> None:
         """Dial each endpoint lazily, in plain text without `tls`. There is at least one endpoint, as host:port."""
         self._endpoints = tuple(endpoints)
-        self._is_plain = tls is None
-        self._channels = [_dial(endpoint, tls) for endpoint in endpoints]
+        self._tls = tls
+        self._dialled = self._dial()
+        #: Those of former certificates, until their last calls have ended.
+        self._leaving: list[_Dialled] = []
         self._current = 0
 
     async def close(self) -> None:
         """Close the channels."""
-        for channel in self._channels:
-            await channel.close(None)
+        for dialled in (*self._leaving, self._dialled):
+            await dialled.close()
 
     async def range(self, start: bytes, end: bytes = b"", *, revision: int = 0) -> Range:
         """Return one key, or all from `start` up to `end`; linearizable. Raises EtcdUnavailable."""
@@ -96,15 +110,15 @@ class EtcdClient:
     ) -> etcd_pb2.TxnResponse:
         """Run one transaction. Raises NoAnswer, and EtcdUnavailable when the server refused it."""
         request = etcd_pb2.TxnRequest(compare=compare, success=success, failure=failure)
-        channel = self._channels[self._current]
-        try:
-            return await etcd_pb2_grpc.KVStub(channel).Txn(request, timeout=CALL_SECONDS)
-        except aio.AioRpcError as error:
-            text = self._error_text(error)
-            self._turn()
-            if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
-                raise EtcdUnavailable(text) from error
-            raise NoAnswer(text) from error
+        async with self._channel() as channel:
+            try:
+                return await etcd_pb2_grpc.KVStub(channel).Txn(request, timeout=CALL_SECONDS)
+            except aio.AioRpcError as error:
+                text = self._error_text(error)
+                self._turn()
+                if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+                    raise EtcdUnavailable(text) from error
+                raise NoAnswer(text) from error
 
     async def grant(self, ttl_seconds: int) -> int:
         """Return the id of a new lease. Raises EtcdUnavailable."""
@@ -143,41 +157,74 @@ class EtcdClient:
 
         Raises EtcdUnavailable when no watch can be begun.
         """
-        channel = self._channels[self._current]
-        call = etcd_pb2_grpc.WatchStub(channel).Watch(None, metadata=_NEEDS_LEADER)
         created = etcd_pb2.WatchCreateRequest(key=key, start_revision=revision + 1)
-        try:
-            await call.write(etcd_pb2.WatchRequest(create_request=created))
-            while True:
-                answer = await call.read()
-                if not isinstance(answer, etcd_pb2.WatchResponse) or answer.canceled or answer.events:
-                    return
-        except aio.AioRpcError as error:
-            text = self._error_text(error)
-            self._turn()
-            raise EtcdUnavailable(text) from error
-        finally:
-            call.cancel()
+        async with self._channel() as channel:
+            call = etcd_pb2_grpc.WatchStub(channel).Watch(None, metadata=_NEEDS_LEADER)
+            try:
+                await call.write(etcd_pb2.WatchRequest(create_request=created))
+                while True:
+                    answer = await call.read()
+                    if not isinstance(answer, etcd_pb2.WatchResponse) or answer.canceled or answer.events:
+                        return
+            except aio.AioRpcError as error:
+                text = self._error_text(error)
+                self._turn()
+                raise EtcdUnavailable(text) from error
+            finally:
+                call.cancel()
 
     # ---- endpoints ----------------------------------------------------------------------------------------------
 
     async def _at_any(self, ask: Callable[[aio.Channel], Awaitable[T]]) -> T:
         text = ""
-        for _ in self._channels:
+        for _ in self._endpoints:
             try:
-                return await ask(self._channels[self._current])
+                async with self._channel() as channel:
+                    return await ask(channel)
             except aio.AioRpcError as error:
                 text = self._error_text(error)
                 self._turn()
         raise EtcdUnavailable(text)
 
+    @asynccontextmanager
+    async def _channel(self) -> AsyncIterator[aio.Channel]:
+        """Lend the channel of the current endpoint, one with the certificate that is in force now."""
+        if self._tls is not None and self._tls.current() is not self._dialled.pair:
+            await self._renew()
+        lent = self._dialled
+        lent.calls += 1
+        try:
+            yield lent.channels[self._current]
+        finally:
+            lent.calls -= 1
+            if not lent.calls and lent in self._leaving:
+                self._leaving.remove(lent)
+                await lent.close()
+
+    async def _renew(self) -> None:
+        """Dial again; the old channels stay while calls use them: closing one cancels its calls."""
+        old, self._dialled = self._dialled, self._dial()
+        if old.calls:
+            self._leaving.append(old)
+        else:
+            await old.close()
+
+    def _dial(self) -> _Dialled:
+        if self._tls is None:
+            plain = (aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS) for endpoint in self._endpoints)
+            return _Dialled(None, tuple(plain))
+        pair = self._tls.current()
+        credentials = channel_credentials(pair, self._tls.authority)
+        secure = (aio.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS) for endpoint in self._endpoints)
+        return _Dialled(pair, tuple(secure))
+
     def _turn(self) -> None:
-        self._current = (self._current + 1) % len(self._channels)
+        self._current = (self._current + 1) % len(self._endpoints)
 
     def _error_text(self, error: aio.AioRpcError) -> str:
         details = error.details() or "no details"
         # A server with TLS closes a plain-text connection like this.
-        hint = "; it may ask for TLS" if self._is_plain and details.endswith("Socket closed") else ""
+        hint = "; it may ask for TLS" if self._tls is None and details.endswith("Socket closed") else ""
         return f"etcd at {self._endpoints[self._current]}: {error.code().name}: {details}{hint}"
 
 
@@ -216,10 +263,3 @@ def read(key: bytes) -> etcd_pb2.RequestOp:
 def end_of_prefix(prefix: bytes) -> bytes:
     """Return the end of the range of all keys that begin with a prefix that is not empty; its last byte is not 255."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
-
-
-def _dial(endpoint: str, tls: StoreTls | None) -> aio.Channel:
-    if tls is None:
-        return aio.insecure_channel(endpoint, options=_CHANNEL_OPTIONS)
-    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
-    return aio.secure_channel(endpoint, credentials, options=_CHANNEL_OPTIONS)

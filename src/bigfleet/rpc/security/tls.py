@@ -55,6 +55,7 @@ class KeyPair:
     key: bytes
     uris: tuple[str, ...]
     serial: int
+    issued: datetime
     expires: datetime
 
     @property
@@ -136,6 +137,7 @@ class TlsFiles:
             key=key,
             uris=_uris(certificate_path, leaf),
             serial=leaf.serial_number,
+            issued=leaf.not_valid_before_utc,
             expires=leaf.not_valid_after_utc,
         )
         self._check_bearer(pair)
@@ -186,10 +188,16 @@ def channel_credentials(pair: KeyPair, authority: bytes) -> grpc.ChannelCredenti
 
 
 def export_expiry(files: TlsFiles, registry: CollectorRegistry, prefix: str) -> None:
-    """Export when the certificate in force ends; asking reads changed files, so a bad one shows at the next scrape."""
+    """Export when the certificate in force ends, and when it was issued: an alert compares the time that is left.
+
+    Asking reads changed files, so a bad one shows at the next scrape.
+    """
     text = "Unix time at which the certificate in force ends"
-    gauge = Gauge(f"{prefix}_certificate_expires_timestamp_seconds", text, registry=registry)
-    gauge.set_function(lambda: files.current().expires.timestamp())
+    expires = Gauge(f"{prefix}_certificate_expires_timestamp_seconds", text, registry=registry)
+    expires.set_function(lambda: files.current().expires.timestamp())
+    text = "Unix time from which the certificate in force is valid"
+    issued = Gauge(f"{prefix}_certificate_issued_timestamp_seconds", text, registry=registry)
+    issued.set_function(lambda: files.current().issued.timestamp())
 
 
 def is_loopback(host: str) -> bool:

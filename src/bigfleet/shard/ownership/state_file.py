@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.backup import BackupFault, back_up, check_source
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
 from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
 from bigfleet.files.checksums import TABLE as CHECKSUMS_TABLE
@@ -154,8 +154,7 @@ def back_up_state(directory: Path, target: Path) -> int:
     Raises BackupFault.
     """
     source = directory / FILE_NAME
-    if not source.exists():
-        raise BackupFault(f"{source}: does not exist; name the data directory of the shard with --data-dir")
+    check_source(source, "name the data directory of the shard with --data-dir")
 
     def finish(copy: sqlite3.Connection) -> None:
         tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}

@@ -75,10 +75,13 @@ class ProviderMachines:
 
 
 async def run_kubernetes(settings: KubernetesSettings, console: Console) -> int:
-    """Run until --for is over or a signal comes; print the summary and return the exit code. Raises RunFault."""
+    """Run until --for is over or a signal comes; print the summary and return the exit code.
+
+    Raises UsageFault and RunFault.
+    """
     clock = SystemClock()
     stop = stop_on_signals()
-    with StateDir.open(settings.state_dir, identity=settings.identity, fresh=True) as state:
+    with StateDir.open(settings.state_dir, identity=settings.identity, fresh=settings.fresh) as state:
         async with AsyncExitStack() as stack:
             try:
                 run = await _start(settings, state, stack, clock, console)

@@ -29,6 +29,7 @@ class KubernetesSettings:
     machines: int
     seed: int
     state_dir: Path
+    fresh: bool
     #: What `make controlplane` builds.
     program: Path
     #: The folder with the custom resource definitions and the manifests.
@@ -52,6 +53,7 @@ def kubernetes_settings(
     machines: int | None,
     seed: int,
     state_dir: Path,
+    fresh: bool,
     environment: dict[str, str],
 ) -> KubernetesSettings:
     """Return the settings. Raises UsageFault naming the flag, RunFault for what is not there."""
@@ -75,6 +77,7 @@ def kubernetes_settings(
         machines=count,
         seed=seed,
         state_dir=state_dir,
+        fresh=fresh,
         program=program,
         deploy=_deploy_folder(),
     )

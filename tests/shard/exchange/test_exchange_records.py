@@ -11,6 +11,7 @@ from bigfleet.exchange.values import ExchangeMode, ExclusionReason
 from bigfleet.model.compute import compute_inline
 from bigfleet.shard.exchange.exchange_records import (
     META_KEY,
+    RECORDS_MAX,
     RETAINED_SECONDS,
     ExchangeRecord,
     MemoryExchanges,
@@ -130,6 +131,31 @@ async def test_a_drain_that_was_waiting_is_decided_anew() -> None:
 
     assert fleet.holds() == ["c1-dear0", "c1-dear1", "spot0"]
     assert [record.end for record in store.records.values()] == ["restarted"]
+
+
+@pytest.mark.virtual_time
+async def test_records_of_yesterday_keep_no_exchange_from_beginning() -> None:
+    """A thousand began in a day; they are dropped when the next one is recorded."""
+    store = MemoryExchanges()
+    ended = ExchangeRecord(
+        id="",
+        cluster="other",
+        begun_unix_nanos=1,
+        goes_ids=(),
+        goes=(),
+        comes=(),
+        promised_usd_per_hour=1.0,
+        ended_unix_nanos=LoopClock().unix_nanos(),
+        end="done",
+    )
+    store.records = {f"x-0-{n}": replace(ended, id=f"x-0-{n}") for n in range(RECORDS_MAX)}
+    fleet = Exchanging(exchange_store=store)
+    await fleet.minutes(20)
+    assert len(fleet.records_of()) == RECORDS_MAX
+
+    await asyncio.sleep(RETAINED_SECONDS)
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert [record.cluster for record in fleet.records_of()] == ["c1"]
 
 
 def test_a_damaged_row_ends_the_start(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ and when the exchange ends. Exchanges of a process that was killed are found ope
 """
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -112,13 +112,17 @@ class ExchangeFile:
         self.records = records
 
 
+def still_stored(records: Iterable[ExchangeRecord], now_unix_nanos: int) -> dict[str, ExchangeRecord]:
+    """Return the records by id, without those of exchanges that ended longer ago than records are stored."""
+    earliest = now_unix_nanos - int(RETAINED_SECONDS * NANOS_PER_SECOND)
+    return {each.id: each for each in records if not each.ended_unix_nanos or each.ended_unix_nanos > earliest}
+
+
 def with_record(
     records: Mapping[str, ExchangeRecord], record: ExchangeRecord, now_unix_nanos: int
 ) -> dict[str, ExchangeRecord]:
-    """Return the records with one more or another one, without those that were kept for long enough."""
-    earliest = now_unix_nanos - int(RETAINED_SECONDS * NANOS_PER_SECOND)
-    kept = {each.id: each for each in records.values() if not each.ended_unix_nanos or each.ended_unix_nanos > earliest}
-    return {**kept, record.id: record}
+    """Return the records that are still stored, with one more or another one."""
+    return {**still_stored(records.values(), now_unix_nanos), record.id: record}
 
 
 def _read(connection: sqlite3.Connection) -> dict[str, ExchangeRecord]:

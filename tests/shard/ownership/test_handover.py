@@ -135,6 +135,25 @@ async def test_what_just_came_is_given_on_only_after_eight_report_cycles(make: A
     assert (await shard.handover.carry_out(instruction(release(count=9), 3))).machine_ids == ("n1",)
 
 
+class Ahead(LoopClock):
+    """A wall clock that is a month ahead."""
+
+    def unix_nanos(self) -> int:
+        return super().unix_nanos() + int(30 * DAY_SECONDS * 1e9)
+
+
+async def test_a_wall_clock_that_was_ahead_retains_no_adopted_machine(make: Any) -> None:
+    """A month later the machine would still be one that has just come."""
+    shard = make()
+    await shard.read()
+    shard.provider.add(*idle("n1", "n2"))
+    shard.handover._clock = Ahead()
+    await shard.handover.carry_out(instruction(adopt(idle("n1", "n2")), 1))
+
+    shard.handover._clock = LoopClock()
+    assert (await shard.handover.carry_out(instruction(release(count=9), 2))).machine_ids == ("n1",)
+
+
 @pytest.mark.rule("coordinator 9.3/4")
 async def test_slots_are_given_up_as_slots(make: Any) -> None:
     shard = make(*[machine(name, S.SPECULATIVE) for name in ("s1", "s2")], *idle("a", "b"))

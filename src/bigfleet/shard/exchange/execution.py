@@ -47,6 +47,7 @@ from bigfleet.shard.exchange.exchange_records import (
     ExchangeRecord,
     ExchangeStore,
     RecordedKind,
+    is_ahead,
     still_stored,
 )
 from bigfleet.shard.inventory.inventory import Inventory
@@ -532,12 +533,17 @@ class ExchangeExecution:
         )
 
     def export(self) -> None:
-        """Set the gauges; writes records again that could not be written."""
+        """Set the gauges; writes records again that could not be written, or whose stamps are ahead of the clock."""
         for record in list(self._unwritten.values()):
             self._put(record)
         metrics, records = self._host.metrics, self.records
         # A shard without records may be made before there is a clock to ask.
-        earliest = self._clock.unix_nanos() - int(RETAINED_SECONDS * NANOS_PER_SECOND) if records else 0
+        now_unix_nanos = self._clock.unix_nanos() if records else 0
+        ahead = next((each for each in records if is_ahead(each, now_unix_nanos)), None)
+        # Writing one gives all of them the present as their stamp: they hold nothing for longer than they should.
+        if ahead is not None and self._put(ahead):
+            records = self.records
+        earliest = now_unix_nanos - int(RETAINED_SECONDS * NANOS_PER_SECOND)
         ended = [record for record in records if record.ended_unix_nanos > earliest]
         metrics.exchange_saving.labels("ended").set(sum(each.promised_usd_per_hour for each in ended))
         metrics.exchange_saving.labels("realised").set(sum(each.realised_usd_per_hour for each in ended))

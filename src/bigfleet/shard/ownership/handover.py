@@ -287,7 +287,8 @@ class Handover:
         row = self._file.owned.rows.get(machine_id)
         if row is None or row.kind is not RowKind.ADOPTED:
             return False
-        return self._clock.unix_nanos() - row.since_unix_nanos < self._cooldown_nanos
+        # A stamp that is far ahead is that of a wall clock that was, and says nothing.
+        return abs(self._clock.unix_nanos() - row.since_unix_nanos) < self._cooldown_nanos
 
     async def _fence_machines(
         self, machine_ids: Sequence[MachineId], state: MachineState, to: ShardId, instruction: Instruction

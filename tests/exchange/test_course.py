@@ -1,5 +1,6 @@
 """Any course of an exchange keeps its limits, and ends; what it says of savings is what its machines cost."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -291,3 +292,10 @@ def test_a_part_of_a_move_is_worth_what_the_taker_saves() -> None:
     assert still.end is None
     dear = followed(going, {**seen, "new-000": Seen(S.SERVING, 1.7)}, now_seconds=120.0)
     assert dear.end is ExchangeEnd.PRICE_MOVED
+
+
+def test_prices_that_no_float_adds_up_are_followed_like_others() -> None:
+    """A step runs within a cycle: an error in it would end the cycle of all clusters."""
+    start = course()
+    found = followed(start, serving(*start.goes, price=1.7e308), now_seconds=1001.0)
+    assert (found.expected_usd_per_hour, found.end) == (math.inf, None)

@@ -29,6 +29,7 @@ from bigfleet.exchange.values import (
     GateTerms,
     HeldMachine,
     WaitReason,
+    total_usd,
 )
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import NANO, ProblemFault
@@ -281,7 +282,7 @@ def _move(asked: MoveQuestion, part: ExchangePart, given: _Given, taken: Exchang
         interruptions_after_usd_per_hour=given.after.interruptions / NANO + taken.gate.interruptions_after_usd_per_hour,
         boot_usd=comes_usd * settings.boot_seconds / SECONDS_PER_HOUR + taken.gate.boot_usd,
         double_running_usd=taken.gate.double_running_usd + waiting_usd,
-        reclamation_usd=math.fsum((*(each.reclamation_usd for each in given.machines), taken.gate.reclamation_usd)),
+        reclamation_usd=total_usd((*(each.reclamation_usd for each in given.machines), taken.gate.reclamation_usd)),
         settings=settings,
     )
     comes = priced(part, given.comes)

@@ -13,7 +13,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import RELEASABLE
 from bigfleet.engine.targets import ClassKey
-from bigfleet.exchange.values import ExchangeProposal, ExchangeSettings
+from bigfleet.exchange.values import ExchangeProposal, ExchangeSettings, total_usd
 
 #: From the beginning until everything that comes serves.
 ACQUIRING_SECONDS_MAX: Final = 1800.0
@@ -167,12 +167,12 @@ class ExchangeCourse:
     @property
     def expected_usd_per_hour(self) -> float:
         """What the exchange saves by the hour when it is done, at present prices; with what the taker is to save."""
-        goes = math.fsum((*self.gone.values(), *(self.staying[each].price_usd_per_hour for each in self._seen)))
+        goes = total_usd((*self.gone.values(), *(self.staying[each].price_usd_per_hour for each in self._seen)))
         if self.taker:
             goes = self.taker_saves_usd_per_hour
         count = sum(machines for _, machines in self.comes)
         waits = count - len(self.came)
-        comes = math.fsum(self._price(machine_class, seen) for machine_class, seen in self.came.values())
+        comes = total_usd(self._price(machine_class, seen) for machine_class, seen in self.came.values())
         return goes - comes - waits * self.comes_usd_per_hour / max(1, count) + self.interruptions_usd_per_hour
 
     @property
@@ -186,9 +186,9 @@ class ExchangeCourse:
         Expected interruptions count when everything has left. Machines that go to another cluster are paid for anyway.
         """
         there = [each for each in self.came.values() if _is_there(each[1])]
-        came = math.fsum(self._price(machine_class, seen) for machine_class, seen in there)
+        came = total_usd(self._price(machine_class, seen) for machine_class, seen in there)
         interruptions = self.interruptions_usd_per_hour if self.end is ExchangeEnd.DONE else 0.0
-        left = 0.0 if self.taker else math.fsum(self.gone.values())
+        left = 0.0 if self.taker else total_usd(self.gone.values())
         return left - came + interruptions
 
     def _price(self, machine_class: ClassKey, seen: Seen) -> float:

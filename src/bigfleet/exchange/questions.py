@@ -27,6 +27,7 @@ from bigfleet.exchange.values import (
     HeldMachine,
     MachineKind,
     WholeCluster,
+    total_usd,
 )
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
@@ -107,7 +108,7 @@ def _question(
     question = ExchangeQuestion(
         cluster=cluster.id,
         machines=len(prices),
-        cost_usd_per_hour=math.fsum(price for price in prices if math.isfinite(price)),
+        cost_usd_per_hour=total_usd(price for price in prices if math.isfinite(price)),
         settings=context.settings,
     )
     blocked = _block_reason(cluster, fleet, context, rows)
@@ -332,6 +333,6 @@ def _held(machine: Machine, claims: Mapping[tuple[_RowId, int], int], rows: Mapp
     penalties = [bucket_upper_dollars(rows[key].need.profile.reclamation_bucket) for key in {key for key, _ in claims}]
     return HeldMachine(
         id=machine.id,
-        reclamation_usd=max(math.fsum(penalties), machine.assigned_reclamation_penalty_dollars),
+        reclamation_usd=max(total_usd(penalties), machine.assigned_reclamation_penalty_dollars),
         pods=sum(claims.values()),
     )

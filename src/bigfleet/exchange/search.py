@@ -28,6 +28,7 @@ from bigfleet.exchange.values import (
     MachineKind,
     WaitReason,
     WholeCluster,
+    total_usd,
 )
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import NANO, Problem, ProblemFault
@@ -277,7 +278,7 @@ def _proposal(
         interruptions_after_usd_per_hour=step.after.interruptions / NANO,
         boot_usd=comes_usd * settings.boot_seconds / SECONDS_PER_HOUR,
         double_running_usd=goes_usd * double_seconds / SECONDS_PER_HOUR,
-        reclamation_usd=math.fsum(machine.reclamation_usd for machine in machines),
+        reclamation_usd=total_usd(machine.reclamation_usd for machine in machines),
         settings=settings,
     )
     return ExchangeProposal(

@@ -6,6 +6,7 @@ be sent to another process.
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
@@ -16,6 +17,14 @@ from bigfleet.planner.problem import Problem
 SECONDS_PER_HOUR: Final = 3600.0
 #: Proposals of one cluster; what comes after them is looked for when they are done.
 PROPOSALS_MAX: Final = 8
+
+
+def total_usd(amounts: Iterable[float]) -> float:
+    """Return the sum of finite amounts, rounded once; infinite where it is beyond the largest float."""
+    try:
+        return math.fsum(amounts)
+    except OverflowError:
+        return math.inf
 
 
 class ExchangeMode(Enum):
@@ -329,4 +338,4 @@ class ClusterExchanges:
     @property
     def promised_usd_per_hour(self) -> float:
         """Return the saving of the proposals that are ready."""
-        return math.fsum(each.gate.saving_usd_per_hour for each in self.proposals if each.waits_for is None)
+        return total_usd(each.gate.saving_usd_per_hour for each in self.proposals if each.waits_for is None)

@@ -19,6 +19,7 @@ from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.rpc.wire.gen import shardread_pb2
+from bigfleet.shard.actuation.provider_backoff import MAX_SECONDS
 from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, RefusalKind, ShardSettings, TransitionAck
 from bigfleet.shard.sessions.demand import NeedsTable
 from tests.rpc.live_shard import live_shard
@@ -221,6 +222,41 @@ async def test_each_refusal_of_a_redrive(
     if after != "gone":
         assert known is not None
         assert known.state is (S.FAILED if after == "held" else state)
+
+
+class Unready(Forgetful):
+    """Says whether it takes calls."""
+
+    is_up = True
+
+    async def accepts_calls(self) -> bool:
+        return self.is_up
+
+
+@pytest.mark.rule("shard 9.5/6")
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("enter", "state", "call", "bound_seconds", "kind"), TRANSITIONS)
+@pytest.mark.parametrize("is_known", [True, False], ids=["during a back-off", "not ready when it is called"])
+async def test_a_provider_that_takes_no_calls_uses_no_redrive_up(
+    enter: Enter, state: MachineState, call: str, bound_seconds: float, kind: str, is_known: bool
+) -> None:
+    """The machine is driven again when the provider is ready, and is not stuck before that."""
+    provider = Unready()
+    world = await in_transition(provider, enter)
+    provider.is_up = False
+    if is_known:
+        world.shard.executors.provider_backoff.refused()
+    else:
+        provider.refusals[call, "m1"] = [RefusalKind.NOT_READY]
+    before = len(provider.calls)
+    await pass_time(world, bound_seconds + 60)
+    assert (world.state("m1"), world.shard.stuck.is_stuck(MachineId("m1"))) == (state, False)
+    assert len(provider.calls) - before == (0 if is_known else 1)
+
+    provider.is_up = True
+    await pass_time(world, MAX_SECONDS + 30)
+    assert world.metric("action_execute_outcomes_total", kind="Redrive", outcome="success") == 1
+    assert world.metric("machines_stuck", state=state.label) == 0
 
 
 @pytest.mark.rule("shard 9.5/3")

@@ -70,6 +70,34 @@ async def test_a_machine_that_becomes_useful_again_starts_over() -> None:
         assert await cycles(world, 61) == [0] * 60 + [1], is_timer
 
 
+@pytest.mark.rule("shard 6/13")
+@pytest.mark.virtual_time
+async def test_a_machine_that_is_used_while_the_provider_takes_no_calls_starts_over() -> None:
+    """Nothing is enqueued during the back-off, and decisions go on."""
+    world = world_of(2)
+    operator = world.connect("c1")
+    operator.report(need("c1", "4"))
+    assert await cycles(world, 50) == [0] * 50
+    world.shard.executors.provider_backoff.refused()
+    operator.report(need("c1", "8"))
+    await world.step()
+    operator.report(need("c1", "4"))
+
+    assert await cycles(world, 61) == [0] * 60 + [1]
+
+
+@pytest.mark.rule("shard 6/13")
+@pytest.mark.virtual_time
+async def test_the_delay_goes_on_while_the_provider_takes_no_calls() -> None:
+    """A machine that was excess all the time is reclaimed no later than without the back-off."""
+    world = world_of(2)
+    world.connect("c1").report(need("c1", "4"))
+    assert await cycles(world, 50) == [0] * 50
+    world.shard.executors.provider_backoff.refused()
+
+    assert await cycles(world, 11) == [0] * 10 + [1]
+
+
 @pytest.mark.rule("shard 6/14")
 @pytest.mark.virtual_time
 async def test_the_delay_is_measured_on_timer_cycles() -> None:

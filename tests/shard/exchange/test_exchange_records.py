@@ -9,8 +9,10 @@ import pytest
 from bigfleet.exchange.course import ExchangePhase
 from bigfleet.exchange.values import ExchangeMode, ExclusionReason
 from bigfleet.model.compute import compute_inline
+from bigfleet.model.states import MachineState
 from bigfleet.shard.exchange.exchange_records import (
     META_KEY,
+    RECORDS_MAX,
     RETAINED_SECONDS,
     ExchangeRecord,
     MemoryExchanges,
@@ -23,7 +25,7 @@ from bigfleet.sim.kernel.virtual_time import LoopClock, run_virtual
 from tests.files.editing import edit
 from tests.shard.cycle.test_pods import pods
 from tests.shard.exchange.test_execution import Exchanging
-from tests.shard.world import World
+from tests.shard.world import World, machine
 
 KIND = RecordedKind(2, "dear", "za", "OnDemand", 3.0)
 RECORD = ExchangeRecord(
@@ -130,6 +132,53 @@ async def test_a_drain_that_was_waiting_is_decided_anew() -> None:
 
     assert fleet.holds() == ["c1-dear0", "c1-dear1", "spot0"]
     assert [record.end for record in store.records.values()] == ["restarted"]
+
+
+@pytest.mark.virtual_time
+async def test_records_of_yesterday_keep_no_exchange_from_beginning() -> None:
+    """A thousand began in a day; they are dropped when the next one is recorded."""
+    store = MemoryExchanges()
+    ended = ExchangeRecord(
+        id="",
+        cluster="other",
+        begun_unix_nanos=1,
+        goes_ids=(),
+        goes=(),
+        comes=(),
+        promised_usd_per_hour=1.0,
+        ended_unix_nanos=LoopClock().unix_nanos(),
+        end="done",
+    )
+    store.records = {f"x-0-{n}": replace(ended, id=f"x-0-{n}") for n in range(RECORDS_MAX)}
+    fleet = Exchanging(exchange_store=store)
+    await fleet.minutes(20)
+    assert len(fleet.records_of()) == RECORDS_MAX
+
+    await asyncio.sleep(RETAINED_SECONDS)
+    await fleet.until(ExchangePhase.ACQUIRING)
+    assert [record.cluster for record in fleet.records_of()] == ["c1"]
+
+
+@pytest.mark.virtual_time
+async def test_stamps_of_a_wall_clock_that_was_ahead_hold_nothing_for_longer() -> None:
+    """They count from the moment at which they are found to be ahead, also in what is stored."""
+    store, six_hours = MemoryExchanges(), 6 * 3600.0
+    ahead = LoopClock().unix_nanos() + 30 * DAY_NANOS
+    given = replace(RECORD, begun_unix_nanos=ahead, ended_unix_nanos=ahead, end="done", taker="c2")
+    store.records = {given.id: given}
+    # It has room for no pod, so that it stays Idle.
+    tiny = machine("a", MachineState.IDLE, allocatable={"cpu": "100m", "memory": "1Gi"})
+    fleet = Exchanging(tiny, exchange_store=store)
+    exchanges = fleet.world.shard.exchanges
+    await fleet.minutes(1)
+    assert [each.taker for each in exchanges.promises()] == ["c2"]
+    assert store.records[given.id].ended_unix_nanos <= LoopClock().unix_nanos()
+
+    await asyncio.sleep(3600)
+    assert exchanges.promises() == []
+    assert exchanges.unfinished_takers(six_hours) == {"c2"}
+    await asyncio.sleep(six_hours)
+    assert exchanges.unfinished_takers(six_hours) == exchanges.cooling(six_hours) == frozenset()
 
 
 def test_a_damaged_row_ends_the_start(tmp_path: Path) -> None:

@@ -330,6 +330,75 @@ async def test_what_left_before_is_not_bought_back() -> None:
     assert fleet.holds() == ["spot0"]
 
 
+async def test_a_machine_that_never_serves_delays_reclaims_for_half_an_hour_at_most() -> None:
+    """A bootstrap that hangs, or machines that are bound all day, would leave what came in the cluster for ever."""
+    fleet = Exchanging()
+    await fleet.until(ExchangePhase.DRAINING)
+    for number in range(4):
+        known = fleet.provider.records[f"spot{number}"]
+        fleet.provider.records[f"spot{number}"] = replace(known, price_usd_per_hour=7.0)
+    await fleet.minutes(1)
+    assert fleet.end() == "price-moved"
+    # It has room for no pod, so that nothing counts on it.
+    fleet.provider.add(replace(dear(9), state=S.CONFIGURING, allocatable={"cpu": "100m", "memory": "1Gi"}))
+    await fleet.minutes(25)
+    assert fleet.world.shard.exchanges.is_busy("c1")
+    assert fleet.drained() == []
+
+    await fleet.minutes(20)
+    assert not fleet.world.shard.exchanges.is_busy("c1")
+    assert fleet.drained() == ["spot0"]
+
+
+async def test_machines_of_a_cluster_whose_operator_is_gone_are_not_retained_for_ever() -> None:
+    """Without a session no machine counts as joined."""
+    fleet = Exchanging()
+    await fleet.until(ExchangePhase.DRAINING)
+    fleet.world.shard.sessions.close(fleet.operator.session, CloseReason.GONE)
+    await fleet.minutes(40)
+
+    assert fleet.end() == "operator-away"
+    assert not fleet.world.shard.exchanges.is_busy("c1")
+    assert fleet.world.shard.exchanges.retained == frozenset()
+
+
+async def test_an_exchange_that_is_abandoned_while_another_is_planned_fails_no_cycle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Looks and answers of operators run between the steps of a cycle."""
+    fleet = Exchanging(dear(0, "c2"), dear(1, "c2"))
+    fleet.world.connect("c2").report(pods("c2", ("500m", 12)))
+    await fleet.until(ExchangePhase.ACQUIRING)
+    exchanges, plans = fleet.world.shard.exchanges, fleet.world.shard.plans
+    assert exchanges.clusters == ["c1", "c2"]
+    asked_without = plans.asked_without
+
+    async def meanwhile(*given: Any) -> Any:
+        for other in {"c1", "c2"} - {given[3]}:
+            exchanges.abandon(other, ExchangeEnd.SWITCHED_OFF)
+        return await asked_without(*given)
+
+    monkeypatch.setattr(plans, "asked_without", meanwhile)
+    await fleet.minutes(5)
+
+    assert fleet.world.metric("cycle_failures_total") == 0
+    assert [record.end for record in fleet.records_of()] == ["", "switched-off"]
+
+
+async def test_a_price_that_no_machine_has_disturbs_no_exchange() -> None:
+    """The largest float, for a price that the provider does not know: the record is rejected."""
+    fleet = Exchanging()
+    await fleet.until(ExchangePhase.DRAINING)
+    for machine_id in ("c1-dear0", "c1-dear1"):
+        known = fleet.provider.records[machine_id]
+        fleet.provider.records[machine_id] = replace(known, price_usd_per_hour=1.7e308)
+    await fleet.minutes(3)
+
+    assert fleet.phase is ExchangePhase.DRAINING
+    assert fleet.world.metric("cycle_failures_total") == 0
+    assert fleet.world.metric("machines_rejected_total", reason="price") >= 2
+
+
 # ---- not begun -----------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import AssignDomain, ReassignSpeculative, Selector, TransferOwnership, UnassignDomain
 from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, OwnershipRow, OwnershipVersion, RowKind
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ownership.handover import DoesNotApply, HandoverDone, MayYetSucceed
+from bigfleet.shard.ownership.handover import FENCED_AT_ONCE_MAX, DoesNotApply, HandoverDone, MayYetSucceed
 from bigfleet.shard.ports import FenceToken, ProviderRefusal, RefusalKind, ShardSettings
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.ownership.handover_shard import (
@@ -135,6 +135,25 @@ async def test_what_just_came_is_given_on_only_after_eight_report_cycles(make: A
     assert (await shard.handover.carry_out(instruction(release(count=9), 3))).machine_ids == ("n1",)
 
 
+class Ahead(LoopClock):
+    """A wall clock that is a month ahead."""
+
+    def unix_nanos(self) -> int:
+        return super().unix_nanos() + int(30 * DAY_SECONDS * 1e9)
+
+
+async def test_a_wall_clock_that_was_ahead_retains_no_adopted_machine(make: Any) -> None:
+    """A month later the machine would still be one that has just come."""
+    shard = make()
+    await shard.read()
+    shard.provider.add(*idle("n1", "n2"))
+    shard.handover._clock = Ahead()
+    await shard.handover.carry_out(instruction(adopt(idle("n1", "n2")), 1))
+
+    shard.handover._clock = LoopClock()
+    assert (await shard.handover.carry_out(instruction(release(count=9), 2))).machine_ids == ("n1",)
+
+
 @pytest.mark.rule("coordinator 9.3/4")
 async def test_slots_are_given_up_as_slots(make: Any) -> None:
     shard = make(*[machine(name, S.SPECULATIVE) for name in ("s1", "s2")], *idle("a", "b"))
@@ -250,6 +269,28 @@ async def test_a_machine_that_the_shard_begins_to_use_meanwhile_stays(make: Any)
 
     assert (await shard.handover.carry_out(instruction(release("a", "b")))).machine_ids == ("b",)
     assert shard.holds() == ["a"]
+
+
+async def test_a_machine_that_is_used_before_its_fence_is_not_drained(make: Any) -> None:
+    """Sixteen are fenced at a time; by the second batch a cycle has given the last machine to a cluster."""
+    *others, last = [f"m{number:02}" for number in range(FENCED_AT_ONCE_MAX + 2)]
+    shard = make(*idle(*others, last))
+    await shard.read()
+    drained = shard.provider.drain
+
+    async def used_meanwhile(machine_id: MachineId, grace_seconds: int, token: FenceToken) -> Any:
+        known = shard.world.machine(last)
+        if known.state is S.IDLE:
+            serve(shard, last, priority=0)
+            shard.world.shard.ingest.drive(replace(known, state=S.CONFIGURING, cluster="web"))
+        return await drained(machine_id, grace_seconds, token)
+
+    shard.provider.drain = used_meanwhile
+
+    assert (await shard.handover.carry_out(instruction(release(*others, last)))).machine_ids == tuple(others)
+    assert ("drain", last) not in [call[:2] for call in shard.provider.calls]
+    assert shard.provider.state(last) is S.CONFIGURED
+    assert shard.holds() == [last]
 
 
 @pytest.mark.rule("shard 6/21")

@@ -108,26 +108,26 @@ class Actuator:
         metrics = self._metrics
         return metrics.actions_suppressed if disposition is Disposition.SUPPRESSED else metrics.actions_dry_run
 
-    def redrive(self, action: Action, cycle: int, disposition: Disposition) -> bool:
-        """Queue an action as a re-drive of the transition that it names, or set it aside; False when there is no room.
+    def redrive(self, action: Action, cycle: int, disposition: Disposition) -> ActionRecord | None:
+        """Queue an action as a re-drive of the transition that it names, or set it aside; None when there is no room.
 
         docs/spec/shard.md §9.5. The machine must not be pending.
         """
         assert not self._ledger.is_pending(action.machine_id), "a machine has at most one action in flight"
         executes = disposition is Disposition.EXECUTE
         if executes and len(self._queue) >= self._queue_max:
-            return False
+            return None
         record = self._ledger.record(action, cycle)
         record.is_redrive = True
         if not executes:
             self._suppressed_counter(disposition).labels(REDRIVE_LABEL).inc()
             self._ledger.set_aside(record, disposition)
-            return True
+            return record
         self._put(record)
         self._metrics.redrives.labels(action.kind.label).inc()
         self._metrics.queue_depth.set(len(self._queue))
         self._arrived.set()
-        return True
+        return record
 
     def _put(self, record: ActionRecord) -> None:
         self._ledger.put(record)

@@ -21,6 +21,7 @@ from bigfleet.shard.actuation.action_queue import Actuator
 from bigfleet.shard.inventory.fleet_queries import MachineQuery, find
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import ActionOutcome, ActionRecord
 from bigfleet.shard.ports import ShardSettings
 
 REDRIVE_REASON = "shard.redrive"
@@ -43,7 +44,8 @@ class _Stay:
     #: Distinguishes this stay from an earlier one in the same state.
     entered_unix_nanos: int
     seen_seconds: float
-    is_driven: bool = False
+    #: Its one re-drive; None before it, and after one for which the provider took no calls.
+    redrive: ActionRecord | None = None
     #: Its re-drive is over and changed nothing.
     is_stuck: bool = False
 
@@ -82,8 +84,13 @@ class StuckTransitions:
         """Return the machines that are stuck now."""
         return frozenset(machine_id for machine_id in self._stays if self.is_stuck(machine_id))
 
-    def look(self, snapshot: ColumnSnapshot, ledger: ActionLedger, actuator: Actuator, cycle: int) -> None:
-        """Drive again what is over its bound: a timer cycle's business, on the snapshot that it has just taken."""
+    def look(
+        self, snapshot: ColumnSnapshot, ledger: ActionLedger, actuator: Actuator, cycle: int, *, may_call: bool
+    ) -> None:
+        """Drive again what is over its bound: a timer cycle's business, on the snapshot that it has just taken.
+
+        Without `may_call` the provider backs off: nothing is driven again before that is over.
+        """
         now_seconds = self._clock.monotonic_seconds()
         stays: dict[MachineId, _Stay] = {}
         for row in find(snapshot, _ON_THE_WAY).tolist():
@@ -93,10 +100,13 @@ class StuckTransitions:
             stay = stays[machine.id] = self._stay(machine, now_seconds)
             if ledger.is_pending(machine.id):
                 continue
-            if not stay.is_driven and now_seconds - stay.seen_seconds > self._allowed_seconds(machine):
-                # Without room in the queue the next timer cycle tries.
-                stay.is_driven = actuator.redrive(_again(machine), cycle, self._disposition)
-            elif stay.is_driven and not stay.is_stuck:
+            if stay.redrive is not None and stay.redrive.outcome is ActionOutcome.REFUSED:
+                stay.redrive = None
+            if stay.redrive is None:
+                if may_call and now_seconds - stay.seen_seconds > self._allowed_seconds(machine):
+                    # Without room in the queue the next timer cycle tries.
+                    stay.redrive = actuator.redrive(_again(machine), cycle, self._disposition)
+            elif not stay.is_stuck:
                 stay.is_stuck = True
                 advice = "inspect it at the provider; its state changes only when the provider reports another one"
                 _log.warning("machine.got_stuck", machine=machine.id, state=machine.state.label, advice=advice)

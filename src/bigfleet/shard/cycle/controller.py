@@ -428,7 +428,8 @@ class Shard:
         snapshot = await self._snapshot()
         if is_timer:
             self.metrics.outbox_frames.set(self.sessions.fullest_outbox)
-            self.stuck.look(snapshot, self.ledger, self.actuator, self.cycle)
+            may_call = not self.executors.provider_backoff.is_active
+            self.stuck.look(snapshot, self.ledger, self.actuator, self.cycle, may_call=may_call)
             self.known_clusters.look()
         limited = self.limits.followed(self.policies, lambda: self.waiting_growth.rows_in_force(table.by_cluster()))
         bounded = ((cluster, self.waiting_growth.reported(cluster, found)) for cluster, found in limited)

@@ -109,6 +109,7 @@ class Guardrails:
             return AdmittedActions()
         if not await self._provider_backoff.look():
             self._metrics.actions_refused.inc(len(decision.actions))
+            await self._follow_excess(decision, now_seconds=now_seconds, is_timer=is_timer)
             return AdmittedActions()
         chosen = await self._choose(decision, snapshot, in_flight, now_seconds=now_seconds, is_timer=is_timer)
         self._reclaims_spent = dict(chosen.spent)
@@ -140,6 +141,17 @@ class Guardrails:
         if not why:
             return 0, ""
         return self._clock.unix_nanos() + int((until_seconds - now_seconds) * NANOS_PER_SECOND), why
+
+    async def _follow_excess(self, decision: Decision, *, now_seconds: float, is_timer: bool) -> None:
+        """Note which machines are excess in a cycle that enqueues nothing: one that is used starts its delay over."""
+        before, after_seconds = self.excess, self._settings.reclaim_after_seconds
+
+        def follow() -> ExcessTimers:
+            return before.followed_by(excess_machines(decision.actions), now_seconds=now_seconds, is_timer=is_timer)
+
+        if after_seconds > 0:
+            self.excess = await self._compute(follow)
+            self._metrics.reclaim_delayed_machines.set(self.excess.waiting(after_seconds))
 
     async def _choose(
         self,

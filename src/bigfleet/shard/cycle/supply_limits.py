@@ -4,7 +4,6 @@ Pure functions. An action that would give a cluster more than its policy allows 
 to the allowed supply, so that a second decision gives the machines to others. A cluster keeps the machines that it has.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import numpy as np
 
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
+from bigfleet.exchange.values import total_usd
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need, RowKey
@@ -40,7 +40,7 @@ class _Budget:
         """Take machines of these prices off the budget and return ""; when they exceed it return the limit's name."""
         if self.machines + len(prices) > self.limits.machines_max:
             return "machines"
-        dollars = math.fsum((self.dollars_per_hour, *prices))
+        dollars = total_usd((self.dollars_per_hour, *prices))
         if dollars > self.limits.dollars_per_hour_max + _CENTS:
             return "dollars"
         self.machines, self.dollars_per_hour = self.machines + len(prices), dollars
@@ -75,7 +75,7 @@ def refused_supply(
     exceeded: dict[str, str] = {}
     for cluster, rows in asked.items():
         held = _held_rows(snapshot, cluster, pending)
-        budget = _Budget(limits_of(cluster), len(held), math.fsum(_price(snapshot, row) for row in held))
+        budget = _Budget(limits_of(cluster), len(held), total_usd(_price(snapshot, row) for row in held))
         for (_, _, group), machines in rows.items():
             places = [(each, place) for each in machines if (place := row_of(snapshot, each)) not in held]
             for portion in [places] if group else [[each] for each in places]:

@@ -6,9 +6,9 @@ and when the exchange ends. Exchanges of a process that was killed are found ope
 """
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 import msgspec
@@ -22,6 +22,8 @@ META_KEY: Final = "exchanges"
 RETAINED_SECONDS: Final = 24 * 3600.0
 #: Records at a time; no further exchange begins.
 RECORDS_MAX: Final = 1_000
+#: A wall clock that is set back by no more leaves stamps as they are.
+_AHEAD_NANOS: Final = 60 * NANOS_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +114,30 @@ class ExchangeFile:
         self.records = records
 
 
+def still_stored(records: Iterable[ExchangeRecord], now_unix_nanos: int) -> dict[str, ExchangeRecord]:
+    """Return the records by id, without those of exchanges that ended longer ago than records are stored."""
+    earliest = now_unix_nanos - int(RETAINED_SECONDS * NANOS_PER_SECOND)
+    return {each.id: each for each in records if not each.ended_unix_nanos or each.ended_unix_nanos > earliest}
+
+
 def with_record(
     records: Mapping[str, ExchangeRecord], record: ExchangeRecord, now_unix_nanos: int
 ) -> dict[str, ExchangeRecord]:
-    """Return the records with one more or another one, without those that were kept for long enough."""
-    earliest = now_unix_nanos - int(RETAINED_SECONDS * NANOS_PER_SECOND)
-    kept = {each.id: each for each in records.values() if not each.ended_unix_nanos or each.ended_unix_nanos > earliest}
-    return {**kept, record.id: record}
+    """Return the records that are still stored, with one more or another one; none has a stamp of later than now."""
+    found = {**still_stored(records.values(), now_unix_nanos), record.id: record}
+    return {each.id: _not_ahead(each, now_unix_nanos) for each in found.values()}
+
+
+def is_ahead(record: ExchangeRecord, now_unix_nanos: int) -> bool:
+    """Return whether a wall clock stamped the record that was ahead, and was set back since."""
+    return max(record.begun_unix_nanos, record.ended_unix_nanos) > now_unix_nanos + _AHEAD_NANOS
+
+
+def _not_ahead(record: ExchangeRecord, now_unix_nanos: int) -> ExchangeRecord:
+    if not is_ahead(record, now_unix_nanos):
+        return record
+    begun, ended = min(record.begun_unix_nanos, now_unix_nanos), min(record.ended_unix_nanos, now_unix_nanos)
+    return replace(record, begun_unix_nanos=begun, ended_unix_nanos=ended)
 
 
 def _read(connection: sqlite3.Connection) -> dict[str, ExchangeRecord]:

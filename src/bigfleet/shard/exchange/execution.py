@@ -19,6 +19,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.targets import ClassKey, Target, class_key
 from bigfleet.exchange.course import (
+    ACQUIRING_SECONDS_MAX,
     ExchangeCourse,
     ExchangeEnd,
     ExchangePhase,
@@ -46,6 +47,8 @@ from bigfleet.shard.exchange.exchange_records import (
     ExchangeRecord,
     ExchangeStore,
     RecordedKind,
+    is_ahead,
+    still_stored,
 )
 from bigfleet.shard.inventory.inventory import Inventory
 from bigfleet.shard.metrics import ShardMetrics
@@ -56,6 +59,8 @@ from bigfleet.shard.status.cycle_publisher import CyclePublisher
 
 #: What an exchange that was abandoned leaves behind is not reclaimed before so long: the cluster is planned again.
 SETTLING_SECONDS: Final = 60.0
+#: For so long after its end machines that do not serve yet delay the reclaims of its cluster.
+SETTLING_SECONDS_MAX: Final = ACQUIRING_SECONDS_MAX
 #: For so long no other exchange takes a machine that was given for another cluster; pods may at any time.
 PROMISED_SECONDS: Final = 1800.0
 
@@ -122,6 +127,17 @@ class _Running:
     planned: tuple[Target, tuple[Need, ...]] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Settling:
+    """A cluster whose exchange was abandoned; nothing of it is reclaimed. Times are monotonic seconds."""
+
+    until_seconds: float
+    #: From then on machines that do not serve yet are waited for no longer: one of them may never serve.
+    waits_until_seconds: float
+    #: Machines that must serve or be gone before the end.
+    came: frozenset[str]
+
+
 class ExchangeExecution:
     """The exchanges that a shard carries out, and the records of those that ended."""
 
@@ -132,15 +148,15 @@ class ExchangeExecution:
         self._store = store
         self._count = 0
         self._running: dict[str, _Running] = {}
-        #: By cluster: until when nothing of it is reclaimed, and machines that must serve or be gone by then.
-        self._settling: dict[str, tuple[float, frozenset[str]]] = {}
+        #: By cluster.
+        self._settling: dict[str, _Settling] = {}
         #: Ends that are not durable yet, by exchange.
         self._unwritten: dict[str, ExchangeRecord] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         for record in list(store.records.values()):
             if not record.ended_unix_nanos:
                 self._put_ended(replace(record, end=ExchangeEnd.RESTARTED.value))
-                self._settling[record.cluster] = (clock.monotonic_seconds() + SETTLING_SECONDS, frozenset())
+                self._settle(record.cluster, frozenset())
         self.export()
 
     @property
@@ -235,7 +251,8 @@ class ExchangeExecution:
         target, held = self._host.plans.target_of(cluster), self._held_by(cluster)
         now = self._host.intake.table.by_cluster().get(cluster, ())
         is_possible = proposal.waits_for is None and not self.is_busy(cluster) and is_alike(rows, now)
-        if target is None or not is_possible or len(self._store.records) >= RECORDS_MAX:
+        recorded = still_stored(self.records, self._clock.unix_nanos())
+        if target is None or not is_possible or len(recorded) >= RECORDS_MAX:
             return False
         if proposal.taker and proposal.taker in self.unfinished_takers(settings.cooling_seconds):
             return False
@@ -299,7 +316,8 @@ class ExchangeExecution:
         options = await self._host.plans.options_with(view, demand, by_cluster, options, self._running.keys())
         if not self._running:
             return options
-        for running in self._running.values():
+        # While one is planned, other tasks begin and abandon exchanges.
+        for running in list(self._running.values()):
             if running.course.phase is ExchangePhase.ACQUIRING and running.course.has_all and not running.is_planning:
                 await self._plan(running, view, demand, options)
         leaving = frozenset[str]().union(*(running.course.leaving for running in self._running.values()))
@@ -308,11 +326,11 @@ class ExchangeExecution:
 
     def _follow_all(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> None:
         now_seconds = self._clock.monotonic_seconds()
-        for cluster, (until_seconds, came) in list(self._settling.items()):
-            if self._is_coming(cluster, came):
+        for cluster, settling in list(self._settling.items()):
+            if now_seconds < settling.waits_until_seconds and self._is_coming(cluster, settling.came):
                 # Between Create and Configure it is Idle for a moment.
-                self._settling[cluster] = (now_seconds + SETTLING_SECONDS, came)
-            elif until_seconds < now_seconds:
+                self._settling[cluster] = replace(settling, until_seconds=now_seconds + SETTLING_SECONDS)
+            elif settling.until_seconds < now_seconds:
                 del self._settling[cluster]
         if not self._running:
             return
@@ -462,7 +480,7 @@ class ExchangeExecution:
             # Its composition wants machines that may have left, and not those that came.
             plans.replan(cluster)
             came = frozenset[str]((*course.came, *running.acquired))
-            self._settling[cluster] = (self._clock.monotonic_seconds() + SETTLING_SECONDS, came)
+            self._settle(cluster, came)
         record = replace(
             running.record,
             came_ids=tuple(sorted(course.came)),
@@ -472,6 +490,10 @@ class ExchangeExecution:
         )
         self._put_ended(record)
         self.export()
+
+    def _settle(self, cluster: str, came: frozenset[str]) -> None:
+        now_seconds = self._clock.monotonic_seconds()
+        self._settling[cluster] = _Settling(now_seconds + SETTLING_SECONDS, now_seconds + SETTLING_SECONDS_MAX, came)
 
     def _put_ended(self, record: ExchangeRecord) -> None:
         record = replace(record, ended_unix_nanos=self._clock.unix_nanos())
@@ -511,12 +533,17 @@ class ExchangeExecution:
         )
 
     def export(self) -> None:
-        """Set the gauges; writes records again that could not be written."""
+        """Set the gauges; writes records again that could not be written, or whose stamps are ahead of the clock."""
         for record in list(self._unwritten.values()):
             self._put(record)
         metrics, records = self._host.metrics, self.records
         # A shard without records may be made before there is a clock to ask.
-        earliest = self._clock.unix_nanos() - int(RETAINED_SECONDS * NANOS_PER_SECOND) if records else 0
+        now_unix_nanos = self._clock.unix_nanos() if records else 0
+        ahead = next((each for each in records if is_ahead(each, now_unix_nanos)), None)
+        # Writing one gives all of them the present as their stamp: they hold nothing for longer than they should.
+        if ahead is not None and self._put(ahead):
+            records = self.records
+        earliest = now_unix_nanos - int(RETAINED_SECONDS * NANOS_PER_SECOND)
         ended = [record for record in records if record.ended_unix_nanos > earliest]
         metrics.exchange_saving.labels("ended").set(sum(each.promised_usd_per_hour for each in ended))
         metrics.exchange_saving.labels("realised").set(sum(each.realised_usd_per_hour for each in ended))

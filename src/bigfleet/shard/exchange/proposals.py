@@ -283,12 +283,13 @@ class ExchangeProposals:
 
     async def _exclude_cooling(self, look: _Look, state: DecisionState) -> None:
         """Keep the machines that have served for too short a time; those that served at the start have not."""
-        earliest = self._clock.unix_nanos() - int(self._settings.cooling_seconds * NANOS_PER_SECOND)
+        now_unix_nanos, nanos = self._clock.unix_nanos(), int(self._settings.cooling_seconds * NANOS_PER_SECOND)
         changed_at = self._shard.inventory.changed_at_unix_nanos
         for cluster in state.clusters.values():
             for host in cluster.hosts:
                 since = changed_at(MachineId(host.machine.id))
-                if since is not None and since > earliest:
+                # A stamp that is far ahead is that of a wall clock that was, and says nothing.
+                if since is not None and abs(now_unix_nanos - since) < nanos:
                     look.exclude.setdefault(host.machine.id, ExclusionReason.COOLING)
             # Each takes a moment that grows with its cluster.
             await self._clock.sleep(0)

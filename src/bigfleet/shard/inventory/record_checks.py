@@ -4,7 +4,6 @@ What a provider lists reaches logs, terminals, operators and the engine's vocabu
 good one in force; the others of the same List are taken.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +17,8 @@ RECORD_BYTES_MAX: Final = 128 * 1024
 TEXT_BYTES_MAX: Final = 1_024
 RESOURCE_NAMES_MAX: Final = 32
 LABELS_MAX: Final = 256
+#: No machine costs so much; sums of prices stay far below the largest float.
+PRICE_USD_PER_HOUR_MAX: Final = 1e9
 
 #: No text of so many characters has more bytes than `TEXT_BYTES_MAX`.
 _SURELY_SHORT: Final = TEXT_BYTES_MAX // 4
@@ -52,8 +53,10 @@ def record_fault(record: ListedMachine, known: InventoryRecord | None = None) ->
 
 def facts_fault(machine: Machine, accepted: Facts | None = None) -> tuple[str, str] | None:
     """Return why the facts of a record are rejected: what many machines have alike."""
-    if math.isinf(machine.price_usd_per_hour):
-        return InvariantFault.PRICE.value, "price_per_hour is not finite"
+    price = machine.price_usd_per_hour
+    if price > PRICE_USD_PER_HOUR_MAX:
+        text = f"price_per_hour is {price:g}, at most {PRICE_USD_PER_HOUR_MAX:,.0f} is allowed"
+        return InvariantFault.PRICE.value, text
     # Conversion shares maps, and a change of a price has the maps and texts of the record before.
     if accepted is not None and _are_accepted(machine, accepted):
         return None

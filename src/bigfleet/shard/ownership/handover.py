@@ -195,7 +195,7 @@ class Handover:
             raise MayYetSucceed(self._handover_host.pause)
         state = MachineState.IDLE if isinstance(payload, TransferOwnership) else MachineState.SPECULATIVE
         resolved = self._named(named, state, payload.to_shard) if named else self._selected(payload, state, version)
-        records = await self._fence_machines(resolved, state, instruction)
+        records = await self._fence_machines(resolved, state, payload.to_shard, instruction)
         # The shard went on meanwhile; what it has begun to use stays.
         going = [m for m in records if not self._why_not(m.id, state, payload.to_shard)]
         if not going:
@@ -287,10 +287,11 @@ class Handover:
         row = self._file.owned.rows.get(machine_id)
         if row is None or row.kind is not RowKind.ADOPTED:
             return False
-        return self._clock.unix_nanos() - row.since_unix_nanos < self._cooldown_nanos
+        # A stamp that is far ahead is that of a wall clock that was, and says nothing.
+        return abs(self._clock.unix_nanos() - row.since_unix_nanos) < self._cooldown_nanos
 
     async def _fence_machines(
-        self, machine_ids: Sequence[MachineId], state: MachineState, instruction: Instruction
+        self, machine_ids: Sequence[MachineId], state: MachineState, to: ShardId, instruction: Instruction
     ) -> list[Machine]:
         """Fence older processes of this shard off (H3); return the records of the machines that may go.
 
@@ -299,7 +300,7 @@ class Handover:
         records: list[Machine] = []
         for first in range(0, len(machine_ids), FENCED_AT_ONCE_MAX):
             several = machine_ids[first : first + FENCED_AT_ONCE_MAX]
-            fencings = (self._fence_machine(each, state, instruction) for each in several)
+            fencings = (self._fence_machine(each, state, to, instruction) for each in several)
             # All of them end before anything follows from one.
             for found in await asyncio.gather(*fencings, return_exceptions=True):
                 if isinstance(found, BaseException):
@@ -308,8 +309,11 @@ class Handover:
         return records
 
     async def _fence_machine(
-        self, machine_id: MachineId, state: MachineState, instruction: Instruction
+        self, machine_id: MachineId, state: MachineState, to: ShardId, instruction: Instruction
     ) -> Machine | None:
+        if self._why_not(machine_id, state, to):
+            # It was begun to be used while others were fenced: the Drain would apply to it, and drain its pods.
+            return None
         try:
             try:
                 await self._handover_host.fence_machine(machine_id, instruction.instruction_id)

@@ -86,7 +86,7 @@ class DrainExecutor:
         self._tools = DrainTools(
             api=api,
             cordon=self._cordon,
-            evictor=PodEvictor(api=api, pods=pods),
+            evictor=PodEvictor(api=api, pods=pods, clock=clock),
             nodes=nodes,
             pods=pods,
             clock=clock,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import DisruptionBudget, PodObject
 from bigfleet.operator.kubernetes.resources import DISRUPTION_BUDGETS, EVICTIONS, PODS
@@ -22,6 +23,9 @@ POD_GRACE_SECONDS: Final = 30
 RETRY_SECONDS: Final = 5.0
 #: A server that asks for a longer pause is asked all the same: a drain has a deadline.
 RETRY_SECONDS_MAX: Final = 60.0
+#: How long a pod counts as leaving whose eviction was asked for by a drain that ended before the answer. The API server
+#: may still carry the request out; then the pod is seen to be deleted within this time.
+UNANSWERED_SECONDS: Final = 10.0
 _BUDGET_CAUSE: Final = "DisruptionBudget"
 #: A namespace that is being deleted refuses evictions with 403; its pods go by themselves.
 _ENDING_NAMESPACE_CAUSE: Final = "NamespaceTerminating"
@@ -46,14 +50,24 @@ class EvictionOutcome:
     text: str = ""
 
 
+@dataclass(slots=True)
+class _Leaving:
+    """A healthy pod whose eviction was asked for."""
+
+    pod: PodObject
+    #: When it counts as healthy again although nothing was seen of its eviction.
+    until_seconds: float = math.inf
+
+
 class PodEvictor:
     """Evicts and deletes pods of one cluster."""
 
-    def __init__(self, *, api: KubernetesApi, pods: PodsByNode) -> None:
+    def __init__(self, *, api: KubernetesApi, pods: PodsByNode, clock: Clock) -> None:
         self._api = api
         self._pods = pods
-        #: Healthy pods by UID whose eviction was asked for, until they are seen to be healthy no longer.
-        self._leaving: dict[str, PodObject] = {}
+        self._clock = clock
+        #: By UID, until they are seen to be healthy no longer.
+        self._leaving: dict[str, _Leaving] = {}
 
     async def evict(self, pod: PodObject, left_seconds: float) -> EvictionOutcome:
         """Ask for an eviction within the pod's own grace, cut to the whole seconds that are left, at least 1."""
@@ -64,20 +78,36 @@ class PodEvictor:
             problem = self._problem(pod, budgets.items)
             if problem:
                 return EvictionOutcome(EvictionAnswer.BUDGET, text=problem)
-            self._leaving[metadata.uid] = pod
-            body = _eviction(pod, left_seconds)
-            await self._api.create(EVICTIONS, body, namespace=metadata.namespace, name=metadata.name)
+            await self._ask(pod, left_seconds)
         except ApiError as error:
             self._leaving.pop(metadata.uid, None)
             return _refused(error)
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
+
+    async def _ask(self, pod: PodObject, left_seconds: float) -> None:
+        metadata = pod.metadata
+        leaving = self._leaving[metadata.uid] = _Leaving(pod)
+        is_accepted = False
+        try:
+            body = _eviction(pod, left_seconds)
+            await self._api.create(EVICTIONS, body, namespace=metadata.namespace, name=metadata.name)
+            is_accepted = True
+        finally:
+            if not is_accepted:
+                # Also when the drain was ended in the meantime: the pod may stay healthy for weeks.
+                leaving.until_seconds = self._clock.monotonic_seconds() + UNANSWERED_SECONDS
 
     def _problem(self, pod: PodObject, budgets: Iterable[DisruptionBudget]) -> str:
         """Return why a budget forbids the eviction, by the cached pods; "" if none does."""
         if not is_healthy(pod):
             # The API server knows what the budget says of such pods.
             return ""
-        self._leaving = {uid: each for uid, each in self._leaving.items() if self._pods.is_healthy(each)}
+        now_seconds = self._clock.monotonic_seconds()
+        self._leaving = {
+            uid: each
+            for uid, each in self._leaving.items()
+            if now_seconds < each.until_seconds and self._pods.is_healthy(each.pod)
+        }
         gone = self._leaving.keys() | {pod.metadata.uid}
         for budget in budgets:
             selector, wanted = budget.spec.selector, budget.status.desired_healthy

@@ -393,6 +393,23 @@ async def test_an_eviction_that_was_cancelled_leaves_the_pod_in_the_count(world:
     assert world.pod_names() == ["a", "c", "d"]
 
 
+async def test_the_budgets_of_a_namespace_are_read_once_for_all_pods_that_they_block(world: NodeWorld) -> None:
+    """With a request for each pod and attempt, large drains would delay every other request of the process."""
+    for node in ("n0", "n1"):
+        world.node(node, f"m-{node}")
+        for number in range(10):
+            world.pod(f"p-{node}-{number}", node, labels={"app": "db"}, ready=True)
+    world.budget("db", {"app": "db"}, BEHIND, desired_healthy=20)
+    operator = world.operator()
+    operator.api.faults.latency_seconds = 0.1
+    operator.instruct("m-n0", "m-n1", grace_seconds=600)
+    await asyncio.sleep(60)
+
+    assert len(operator.observer.answers) >= 120
+    read = [call for call in operator.api.calls if call.resource == "poddisruptionbudgets.policy"]
+    assert 5 <= len(read) <= 30
+
+
 async def test_a_server_that_says_when_to_ask_again_is_asked_then(world: NodeWorld) -> None:
     world.node("n", "m")
     world.pod("p", "n")

@@ -144,6 +144,12 @@ class KeyQueue(Generic[K]):
                 change.cancel()
 
 
+def is_retried(error: ApiError) -> bool:
+    """Return whether the API server may accept later what it has refused so."""
+    # An API server that was restarted refuses everybody until it has read its roles.
+    return error.is_transient or error.is_conflict or error.is_forbidden
+
+
 class WorkQueue:
     """Runs handlers of keys on a bounded number of workers. `put` may be called before `run`, and never waits.
 
@@ -189,8 +195,7 @@ class WorkQueue:
         try:
             await handler(name)
         except ApiError as error:
-            # An API server that was restarted refuses everybody until it has read its roles.
-            if error.is_transient or error.is_conflict or error.is_forbidden:
+            if is_retried(error):
                 self._retry(key, error)
                 return
             log.error("operator.write_refused", key=name, status=error.status, error=str(error))

@@ -24,7 +24,7 @@ RIGHTS = (Right(resource=PODS, verbs=("list", "watch")),)
 
 
 def connection(api: InMemoryApi) -> ClusterConnection:
-    return ClusterConnection(endpoint=ENDPOINT, api=api, election_api=api, clock=LoopClock())
+    return ClusterConnection(endpoint=ENDPOINT, api=api, election_api=api, token_api=api, clock=LoopClock())
 
 
 async def test_a_cluster_that_lacks_nothing_passes() -> None:
@@ -91,14 +91,15 @@ def test_credentials_that_cannot_be_read_are_a_wrong_call() -> None:
         find_endpoint(Path("absent"), LoopClock(), {})
 
 
-async def test_the_lease_is_renewed_beside_a_backlog_of_other_requests() -> None:
-    """The limit of the process's requests is not one of its election."""
+async def test_leases_and_tokens_are_asked_for_beside_a_backlog_of_other_requests() -> None:
+    """The limit of the process's requests is neither one of its election nor one of the tokens of its machines."""
     clock = LoopClock()
     away = ApiEndpoint(server="http://127.0.0.1:1", source="the simulation")
     async with connect_cluster(away, clock=clock, user_agent="x", qps=0.001, burst=1) as made:
-        for _ in range(3):
-            with pytest.raises(ApiError):
-                await made.election_api.get(LEASES, "x", namespace="y")
+        for api in (made.election_api, made.token_api):
+            for _ in range(3):
+                with pytest.raises(ApiError):
+                    await api.get(LEASES, "x", namespace="y")
         assert clock.monotonic_seconds() < 10
         for _ in range(2):
             with pytest.raises(ApiError):

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.gang_domains import GangDomains
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, NodeObject, PodObject
+from bigfleet.rpc.wire.convert_need import VALUES_MAX, ReceivedRollUp, rollup_to_wire
 from tests.operator.demand.objects import HandClock, HandView, node, pod, request
 
 ZONE = "topology.kubernetes.io/zone"
@@ -150,3 +153,22 @@ def test_a_node_without_the_label_binds_nothing() -> None:
     cluster.put_pod("a", node="bare")
 
     assert cluster.requirements() == [((SAME,), {"cpu": 2000})]
+
+
+@pytest.mark.parametrize(("count", "values"), [(VALUES_MAX, VALUES_MAX), (VALUES_MAX + 1, 0)])
+def test_a_gang_in_more_domains_than_a_row_may_name_is_asked_for_in_any(count: int, values: int) -> None:
+    """Otherwise the shard would refuse the roll-up, and with it the demand of everybody in the cluster."""
+    cluster = Cluster()
+    for number in range(count):
+        name, rack = f"p{number}", f"rack-{number}"
+        cluster.nodes.put(node(f"node-{rack}", labels={ZONE: rack}))
+        cluster.put_pod(name, node=f"node-{rack}")
+        cluster.requests.put(request(name, pod_uid=f"pod-{name}", coLocation=CO_LOCATION))
+    roll_up = cluster.view.roll_up()
+    assert roll_up is not None
+
+    (need,) = ReceivedRollUp(rollup_to_wire(roll_up)).needs()
+
+    assert dict(need.aggregate) == {"cpu": (2 + count) * 1000}
+    assert SAME in need.profile.requirements
+    assert sum(len(each.values) for each in need.profile.requirements) == values

@@ -1,16 +1,22 @@
 """What DaemonSets take of machines, and that it is never less than what they request."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
+from bigfleet.model.frames import RollUp
+from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.vector import covers
 from bigfleet.operator.demand.overheads import NodeOverheads, fewer_overheads, in_common, overhead_of
 from bigfleet.operator.kubernetes.objects import DaemonSet
+from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX
+from bigfleet.rpc.wire.convert_need import ReceivedRollUp, rollup_to_wire
 from tests.operator.demand.objects import HandView, daemon_set
 
 
@@ -165,3 +171,55 @@ def test_up_to_the_bound_overheads_stay_as_they_are() -> None:
     )
 
     assert fewer_overheads(overheads) == overheads
+
+
+def daemon_set_of(name: str, resources: Iterable[str], **pod_spec: Any) -> DaemonSet:
+    """Return a DaemonSet that requests 1 of each resource, and 100m of a CPU."""
+    requests = {"cpu": "100m"} | dict.fromkeys(resources, "1")
+    return daemon_set(name, containers=[{"name": "c", "resources": {"requests": requests}}], **pod_spec)
+
+
+def test_a_daemon_set_that_names_too_many_resources_displaces_no_resource_of_another() -> None:
+    """An overhead of 33 names would have the roll-up of the whole cluster refused."""
+    sprawling = daemon_set_of("sprawling", [f"example.com/r{number:02d}" for number in range(40)])
+    other = daemon_set_of("other", ["zzz.example.com/gpu"])
+
+    with capture_logs() as logs:
+        (overhead,) = view_of(sprawling, other).overheads()
+
+    assert len(overhead.resources) == RESOURCE_NAMES_MAX
+    assert {name: overhead.resources[name] for name in ("cpu", "pods", "zzz.example.com/gpu")} == {
+        "cpu": 200,
+        "pods": 2000,
+        "zzz.example.com/gpu": 1000,
+    }
+    (entry,) = [each for each in logs if each["event"] == "operator.overhead_resources_left_out"]
+    assert (entry["count"], entry["daemon_sets"]) == (11, ["kube-system/sprawling"])
+
+
+_DAEMON_SETS = st.lists(
+    st.tuples(
+        st.sets(st.integers(0, 99), max_size=45),
+        st.sampled_from([{}, {"nodeSelector": {"pool": "a"}}, {"nodeSelector": {"kubernetes.io/os": "linux"}}]),
+    ),
+    max_size=6,
+)
+
+
+@given(_DAEMON_SETS)
+def test_overheads_of_any_daemon_sets_are_taken_by_the_shard(
+    daemon_sets: list[tuple[set[int], dict[str, Any]]],
+) -> None:
+    """One DaemonSet must not have the demand of everybody in its cluster refused."""
+    view = view_of(
+        *(
+            daemon_set_of(f"d{place}", [f"example.com/r{number}" for number in numbers], **spec)
+            for place, (numbers, spec) in enumerate(daemon_sets)
+        )
+    )
+    rollup = RollUp(cluster_id=ClusterId("c"), timestamp_unix_nanos=1, needs=(), overheads=view.overheads())
+
+    received = ReceivedRollUp(rollup_to_wire(rollup)).overheads()
+
+    assert received == view.overheads()
+    assert all(each.resources["cpu"] and each.resources["pods"] for each in received)

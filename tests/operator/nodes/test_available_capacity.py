@@ -175,6 +175,20 @@ async def test_a_hint_is_written_once_the_api_server_is_back(world: NodeWorld) -
     assert list(counts(world)) == [NAME]
 
 
+async def test_an_object_expires_although_a_later_hint_of_it_was_refused(world: NodeWorld) -> None:
+    operator = world.operator()
+    operator.hints.session_opened()
+    operator.hints.available(hint())
+    await asyncio.sleep(300)
+    operator.api.faults.refuse = fail_times(1, ApiError(422, "Invalid", "spec.cost: not a quantity"), verb="patch")
+    operator.hints.available(hint(count=4))
+    await asyncio.sleep(500)
+    assert counts(world) == {NAME: 3}
+    await asyncio.sleep(200)
+
+    assert counts(world) == {}
+
+
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0, 1e300])
 async def test_a_price_that_is_none_is_not_shown(world: NodeWorld, price: float) -> None:
     operator = world.operator()

@@ -371,6 +371,45 @@ async def test_an_eviction_that_was_refused_leaves_the_pod_in_the_count(world: N
     assert len(world.pod_names()) == 1
 
 
+async def test_an_eviction_that_was_cancelled_leaves_the_pod_in_the_count(world: NodeWorld) -> None:
+    """Its drain was withdrawn before the request reached the server; a later drain has all that the budget allows."""
+    for number, names in enumerate(("a", "b", "cd")):
+        world.node(f"n{number}", f"m{number}")
+        for name in names:
+            world.pod(name, f"n{number}", labels={"app": "db"}, ready=True)
+    world.budget("db", {"app": "db"}, BEHIND, desired_healthy=3)
+    operator = world.operator()
+    operator.api.faults.latency_seconds = 5.0
+    operator.instruct("m0", id="1", grace_seconds=60)
+    # Two requests for the cordon, and one for the budgets; the eviction is under way.
+    await asyncio.sleep(17)
+    assert evicted(operator) == ["a"]
+    operator.see("m0", CONFIGURED)
+    operator.api.faults.latency_seconds = 0.0
+    operator.instruct("m1", id="2", grace_seconds=60)
+    result = await operator.result()
+
+    assert (result.machine_id, result.outcome) == ("m1", DrainOutcome.DRAINED)
+    assert world.pod_names() == ["a", "c", "d"]
+
+
+async def test_the_budgets_of_a_namespace_are_read_once_for_all_pods_that_they_block(world: NodeWorld) -> None:
+    """With a request for each pod and attempt, large drains would delay every other request of the process."""
+    for node in ("n0", "n1"):
+        world.node(node, f"m-{node}")
+        for number in range(10):
+            world.pod(f"p-{node}-{number}", node, labels={"app": "db"}, ready=True)
+    world.budget("db", {"app": "db"}, BEHIND, desired_healthy=20)
+    operator = world.operator()
+    operator.api.faults.latency_seconds = 0.1
+    operator.instruct("m-n0", "m-n1", grace_seconds=600)
+    await asyncio.sleep(60)
+
+    assert len(operator.observer.answers) >= 120
+    read = [call for call in operator.api.calls if call.resource == "poddisruptionbudgets.policy"]
+    assert 5 <= len(read) <= 30
+
+
 async def test_a_server_that_says_when_to_ask_again_is_asked_then(world: NodeWorld) -> None:
     world.node("n", "m")
     world.pod("p", "n")

@@ -1,12 +1,16 @@
 """What the shard hears of Nodes: at once when they change, at most every 30 s for what their pods request."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bigfleet.model.frames import NodeStatus
 from bigfleet.model.states import MachineState
 from bigfleet.operator.kubernetes.resources import NODES, PODS
+from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX
+from bigfleet.rpc.wire.convert_session import operator_frame_from_bytes, operator_frame_to_wire
 from tests.operator.nodes.node_world import NodeWorld, Operator
 
 pytestmark = pytest.mark.virtual_time
@@ -131,3 +135,29 @@ async def test_each_status_says_when_it_was_observed(world: NodeWorld) -> None:
     assert operator.sent == [
         NodeStatus(machine_id="m", node_name="n", ready=True, observed_unix_nanos=operator.clock.unix_nanos())
     ]
+
+
+async def test_a_pod_that_requests_too_many_resources_costs_its_node_some_of_their_names(world: NodeWorld) -> None:
+    """The shard ends the session of a cluster whose frame names more resources than it takes."""
+    world.node("n", "m")
+    world.pod("gpu", "n", containers=[container("zzz.example.com/gpu")])
+    world.pod("sprawling", "n", containers=[container(*(f"example.com/r{number:02d}" for number in range(40)))])
+    operator = world.operator()
+    with capture_logs() as logs:
+        operator.see("m", CONFIGURED)
+        world.pod("more", "n")
+        await asyncio.sleep(60)
+
+    assert len(operator.sent) == 2
+    for status in operator.sent:
+        assert operator_frame_from_bytes(operator_frame_to_wire(status).SerializeToString(), None) == status
+        assert len(status.requested) == RESOURCE_NAMES_MAX
+        assert status.requested["zzz.example.com/gpu"] == "1"
+    assert [status.requested["cpu"] for status in operator.sent] == ["2", "3"]
+    (entry,) = [each for each in logs if each["event"] == "operator.status_resources_left_out"]
+    assert (entry["node"], entry["count"]) == ("n", 10)
+
+
+def container(*resources: str) -> dict[str, Any]:
+    """Return a container that requests 1 CPU, and 1 of each resource."""
+    return {"name": "main", "resources": {"requests": dict.fromkeys(("cpu", *resources), "1")}}

@@ -114,3 +114,23 @@ async def test_a_newer_instruction_goes_on_with_what_an_older_one_began(world: N
     result = await operator.result()
 
     assert (result.instruction_id, result.outcome) == ("new", DrainOutcome.DRAINED)
+
+
+async def test_room_for_the_pods_of_a_resumed_drain_is_promised_again(world: NodeWorld) -> None:
+    """Otherwise another drain counts on it after a restart, and the pods of one of the two wait for a new machine."""
+    world.node("a", "m-a", allocatable={"cpu": "4", "pods": "9"})
+    world.node("b", "m-b", allocatable={"cpu": "4", "pods": "9"})
+    world.node("c", allocatable={"cpu": "4", "pods": "9"})
+    world.pod("p-a", "a", cpu="4")
+    world.pod("p-b", "b", cpu="4")
+    world.kubelet.stubborn.add("p-a")
+    first = world.operator()
+    first.instruct("m-a", id="1", grace_seconds=600, **VOLUNTARY)
+    await asyncio.sleep(5)
+    await first.stop()
+    second = world.operator()
+    await asyncio.sleep(1)
+    second.instruct("m-b", id="2", **VOLUNTARY)
+    result = await second.result()
+
+    assert (result.machine_id, result.outcome) == ("m-b", DrainOutcome.WOULD_NOT_FIT)

@@ -25,8 +25,9 @@ from bigfleet.operator.kubernetes.http import HttpKubernetesApi
 from bigfleet.operator.kubernetes.kubeconfig import KubeconfigError, load_endpoint
 from bigfleet.operator.kubernetes.lease import LeaderElector
 
-#: Distinguishes the requests of the second client in the API server's log.
+#: Distinguish the requests of the other clients in the API server's log.
 ELECTION_SUFFIX: Final = "/leader-election"
+TOKENS_SUFFIX: Final = "/tokens"
 #: A process that starts while its API server is away waits for it so long: one that ended at once would be started
 #: again with growing pauses, and would not be there when the API server is back.
 AWAY_SECONDS_MAX: Final = 120.0
@@ -47,6 +48,8 @@ class ClusterConnection:
     api: KubernetesApi
     #: For the Lease alone: a backlog of other requests delays no renewal.
     election_api: KubernetesApi
+    #: For the tokens of machines that join: each is awaited for 25 s, and evictions may fill a queue for longer.
+    token_api: KubernetesApi
     clock: Clock
     #: Set when a request was refused for want of a right.
     forbidden: asyncio.Event = field(default_factory=asyncio.Event)
@@ -132,5 +135,15 @@ async def connect_cluster(
         HttpKubernetesApi(
             endpoint, clock=clock, user_agent=user_agent + ELECTION_SUFFIX, on_forbidden=forbidden.set
         ) as election_api,
+        HttpKubernetesApi(
+            endpoint, clock=clock, user_agent=user_agent + TOKENS_SUFFIX, on_forbidden=forbidden.set
+        ) as token_api,
     ):
-        yield ClusterConnection(endpoint=endpoint, api=api, election_api=election_api, clock=clock, forbidden=forbidden)
+        yield ClusterConnection(
+            endpoint=endpoint,
+            api=api,
+            election_api=election_api,
+            token_api=token_api,
+            clock=clock,
+            forbidden=forbidden,
+        )

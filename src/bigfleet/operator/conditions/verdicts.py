@@ -169,8 +169,9 @@ class RequestVerdicts:
             self._blocked = None
             for entry in self._unacknowledged.take(self._sent.acknowledged(ack.rollup_timestamp_unix_nanos)):
                 if self._is_current(entry):
+                    # A gang whose pods have moved is reported once more under the same entries.
+                    self.acknowledged_count += not entry.is_acknowledged
                     entry.is_acknowledged = True
-                    self.acknowledged_count += 1
                     self._changed(entry.key, Urgency.PHASE)
 
     def need_status(self, update: frames.NeedStatusUpdate) -> None:

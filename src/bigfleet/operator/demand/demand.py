@@ -19,7 +19,13 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.vector import Vector
-from bigfleet.operator.demand.capacity_requests import REQUIREMENTS_MAX, RESOURCES_MAX, request_id, request_of_spec
+from bigfleet.operator.demand.capacity_requests import (
+    REQUIREMENTS_MAX,
+    RESOURCES_MAX,
+    VALUES_MAX,
+    request_id,
+    request_of_spec,
+)
 from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RequestFault, RequestRow, RowId
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, CapacityRequestSpec
 from bigfleet.operator.kubernetes.views import ObjectView
@@ -109,9 +115,13 @@ class _RequestMapper:
 
 
 def _in_domains(request: CapacityRequest, domains: tuple[str, ...]) -> CapacityRequest:
-    """Return the request with its co-location bound to domains; as it is when its row would have too many of them."""
+    """Return the request with its co-location bound to domains; as it is when its row would exceed a bound."""
     # One more is appended by the co-location itself.
     if request.co_location is None or not domains or len(request.requirements) + 2 > REQUIREMENTS_MAX:
+        return request
+    if len(domains) > VALUES_MAX:
+        key = request.co_location.topology_key
+        log.info("operator.gang_in_too_many_domains", topology_key=key, domains=len(domains), domains_max=VALUES_MAX)
         return request
     here = Requirement(request.co_location.topology_key, Operator.IN, domains)
     return replace(request, requirements=(*request.requirements, here))

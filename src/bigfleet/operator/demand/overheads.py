@@ -7,6 +7,7 @@ name.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -23,12 +24,15 @@ from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_req
 from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES, OPERATING_SYSTEM
 from bigfleet.operator.kubernetes.scheduling_rules import node_terms
 from bigfleet.operator.kubernetes.views import ObjectView
+from bigfleet.operator.resource_names import within_bound
 
 log = structlog.get_logger(__name__)
 
 _OPERATORS: Final[Mapping[str, Operator]] = {
     operator.label: operator for operator in (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
 }
+#: Of what is left out, so much is logged.
+_LOGGED_MAX: Final = 10
 _ONE_POD: Final[Vector] = {PODS: 1000}
 #: Operating systems of nodes; a machine that does not say its own is taken to run the others' opposite.
 _WINDOWS_ALONE: Final = Requirement(OPERATING_SYSTEM, Operator.NOT_IN, ("windows",))
@@ -73,10 +77,28 @@ class NodeOverheads:
             self._canonical = None
 
     def overheads(self) -> tuple[Overhead, ...]:
-        """Return at most `OVERHEADS_MAX` overheads in canonical order."""
+        """Return at most `OVERHEADS_MAX` overheads in canonical order, each with at most 32 resource names."""
         if self._canonical is None:
-            self._canonical = fewer_overheads(canonical_overheads(self._overheads.values()))
+            found = fewer_overheads(canonical_overheads(self._overheads.values()))
+            parts = [each.resources for each in self._overheads.values()]
+            self._canonical = tuple(replace(each, resources=within_bound(each.resources, parts)) for each in found)
+            self._note_left_out(found, self._canonical)
         return self._canonical
+
+    def _note_left_out(self, found: tuple[Overhead, ...], bounded: tuple[Overhead, ...]) -> None:
+        left_out: set[str] = set()
+        for each, shorter in zip(found, bounded, strict=True):
+            left_out |= each.resources.keys() - shorter.resources.keys()
+        if not left_out:
+            return
+        keys = [key for key, overhead in self._overheads.items() if not left_out.isdisjoint(overhead.resources)]
+        log.warning(
+            "operator.overhead_resources_left_out",
+            count=len(left_out),
+            resources=sorted(left_out)[:_LOGGED_MAX],
+            daemon_sets=["/".join(key) for key in sorted(keys)[:_LOGGED_MAX]],
+            advice="the shard takes 32 resources of an overhead: remove some from these DaemonSets",
+        )
 
 
 def overhead_of(daemon_set: DaemonSet) -> Overhead | None:

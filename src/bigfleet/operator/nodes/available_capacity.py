@@ -20,7 +20,7 @@ from bigfleet.operator.kubernetes.resources import AVAILABLE_CAPACITIES, FIELD_M
 from bigfleet.operator.kubernetes.timestamps import rfc3339, unix_seconds
 from bigfleet.operator.kubernetes.views import ObjectView
 from bigfleet.operator.nodes.names import available_capacity_name
-from bigfleet.operator.work_queue import WorkQueue
+from bigfleet.operator.work_queue import WorkQueue, is_retried
 
 log = structlog.get_logger(__name__)
 
@@ -106,13 +106,22 @@ class AvailableCapacities:
         """Write the hint that waits for this object, else delete the object if it has expired."""
         hint = self._hints.get(name)
         if hint is not None:
-            await self._write(name, hint)
-            if self._hints.get(name) is hint:
-                del self._hints[name]
+            try:
+                await self._write(name, hint)
+            except ApiError as error:
+                if not is_retried(error):
+                    # Its object expires with the last hint that was written.
+                    self._forget(name, hint)
+                raise
+            self._forget(name, hint)
             return
         stored = self._stored.get(name)
         if stored is not None and self._is_expired(stored):
             await self._delete(stored)
+
+    def _forget(self, name: str, hint: AvailableCapacity) -> None:
+        if self._hints.get(name) is hint:
+            del self._hints[name]
 
     async def _write(self, name: str, hint: AvailableCapacity) -> None:
         head: dict[str, Json] = {"apiVersion": AVAILABLE_CAPACITIES.api_version, "kind": AVAILABLE_CAPACITIES.kind}

@@ -86,7 +86,7 @@ class DrainExecutor:
         self._tools = DrainTools(
             api=api,
             cordon=self._cordon,
-            evictor=PodEvictor(api=api, pods=pods),
+            evictor=PodEvictor(api=api, pods=pods, clock=clock),
             nodes=nodes,
             pods=pods,
             clock=clock,
@@ -253,10 +253,8 @@ class DrainExecutor:
         if drain.fault is not None:
             raise DrainEnded(*drain.fault)
         node = self._nodes.node(drain.node_name)
-        if drain.is_voluntary and not drain.is_begun and node is not None:
-            refusal = self._preflight.refusal(drain.record.machine_id, node, leaving=self.leaving())
-            if refusal is not None:
-                raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, refusal)
+        if drain.is_voluntary and node is not None:
+            await self._check_room(drain, node)
         flow = NodeDrain(drain, self._tools)
         is_first = not drain.is_begun
         await flow.begin()
@@ -270,6 +268,22 @@ class DrainExecutor:
                 f"preemptor priority {record.preemptor_priority}, instruction {record.instruction_id}",
             )
         await flow.evict()
+
+    async def _check_room(self, drain: ActiveDrain, node: NodeObject) -> None:
+        """Promise the pods of a voluntary drain their room. Raises DrainEnded if there is none.
+
+        A drain that has begun goes on all the same. One that was resumed has no promises before: without them other
+        drains would count on the room that its pods go to.
+        """
+        machine_id = drain.record.machine_id
+        if drain.is_begun and self._preflight.promised(machine_id):
+            return
+        refusal = await self._preflight.judge(machine_id, node, leaving=self.leaving, is_begun=drain.is_begun)
+        if refusal is None:
+            return
+        if not drain.is_begun:
+            raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, refusal)
+        log.info("drain.room_not_promised", machine=machine_id, node=drain.node_name, reason=refusal)
 
     def leaving(self) -> set[str]:
         """Return the Nodes that are drained, or are about to be."""

@@ -1,11 +1,13 @@
 """Decides whether a node may be drained for a voluntary reclaim: its pods must find room on the other nodes.
 
 A forecast by first fit (`bigfleet.operator.nodes.placement`). Room that was promised to the pods of one drain counts
-for no other drain until those pods have moved. Nodes that are being drained offer no room. This module reads caches and
-stores promises; it must never touch a node.
+for no other drain until those pods have moved. Nodes that are being drained offer no room. Many drains may be judged at
+once in a large cluster, and other tasks run in the meantime. This module reads caches and stores promises; it must
+never touch a node.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Set
+import asyncio
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,12 +17,16 @@ from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
-from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer
+from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer, exhaust
 from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, moves_in_a_drain
 from bigfleet.operator.nodes.topology_rules import Located, depends_on_others
 
 #: How long room stays promised after its pod has left: until the pod's successor is bound and counts by itself.
 PROMISE_SECONDS: Final = 30.0
+#: Most that a drain waits for its forecast, those of other drains before it among it. The time is taken from its grace.
+PREFLIGHT_SECONDS_MAX: Final = 10.0
+#: How long a forecast runs before other tasks have their turn: renewing the Lease takes several turns within 10 s.
+SLICE_SECONDS: Final = 0.1
 
 
 @dataclass(slots=True)
@@ -43,17 +49,49 @@ class Preflight:
         self._clock = clock
         #: By the machine whose drain was accepted.
         self._promises: dict[str, list[_Promise]] = {}
+        #: Held by the drain that is judged: another one must find what it was promised.
+        self._turn = asyncio.Lock()
 
-    def refusal(self, machine_id: str, node: NodeObject, *, leaving: Set[str]) -> str | None:
+    async def judge(
+        self, machine_id: str, node: NodeObject, *, leaving: Callable[[], Set[str]], is_begun: bool = False
+    ) -> str | None:
+        """Return what `refusal` returns: one drain after the other, with pauses in which other tasks run.
+
+        Refuses and promises nothing once `PREFLIGHT_SECONDS_MAX` are over.
+        """
+        asked_seconds = self._clock.monotonic_seconds()
+        async with self._turn:
+            steps = self._steps(machine_id, node, leaving(), is_begun=is_begun)
+            while self._clock.monotonic_seconds() - asked_seconds < PREFLIGHT_SECONDS_MAX:
+                await self._clock.sleep(0)
+                slice_seconds = self._clock.monotonic_seconds()
+                try:
+                    while True:
+                        next(steps)
+                        if self._clock.monotonic_seconds() - slice_seconds >= SLICE_SECONDS:
+                            break
+                except StopIteration as end:
+                    refusal: str | None = end.value
+                    return refusal
+        return f"its forecast, with those of other drains before it, took longer than {PREFLIGHT_SECONDS_MAX:g} s"
+
+    def refusal(self, machine_id: str, node: NodeObject, *, leaving: Set[str], is_begun: bool = False) -> str | None:
         """Say why the node's pods would not fit elsewhere; None accepts, and promises them their room.
 
-        `leaving` are the names of all nodes that are drained or are about to be. The text names the first pod that
+        `leaving` are the names of all nodes that are drained or are about to be. Of a drain that has begun, pods that
+        terminate need room as well: what takes their place may not be there yet. The text names the first pod that
         fits nowhere.
         """
+        return exhaust(self._steps(machine_id, node, leaving, is_begun=is_begun))
+
+    def _steps(
+        self, machine_id: str, node: NodeObject, leaving: Set[str], *, is_begun: bool
+    ) -> Generator[None, None, str | None]:
         self._prune()
         name = node.metadata.name
         away = {*leaving, name}
-        moving = [p for p in self._pods.on(name).pods.values() if moves_in_a_drain(p) and not p.is_terminating]
+        pods = [pod for pod in self._pods.on(name).pods.values() if moves_in_a_drain(pod)]
+        moving = [pod for pod in pods if is_begun or not pod.is_terminating]
         # Pods that were to come here need another place; where others fit may depend on the pods that leave now.
         redirected = [
             promise
@@ -61,8 +99,9 @@ class Preflight:
             if promise.gone_seconds is None and (promise.target == name or depends_on_others(promise.pod))
         ]
         everyone = {pod.metadata.key: pod for pod in (*(p.pod for p in redirected), *moving)}
-        staying = [promise for promise in self._all_promises() if all(promise is not other for other in redirected)]
-        placement = self._fit(away, staying).place(everyone.values(), size=share_of(node))
+        redirected_ids = {id(promise) for promise in redirected}
+        staying = [promise for promise in self._all_promises() if id(promise) not in redirected_ids]
+        placement = yield from self._fit(away, staying).steps(everyone.values(), size=share_of(node))
         if placement.unplaced is not None:
             key = placement.unplaced.pod.metadata.key
             return f"pod {'/'.join(key)} fits on no other node: {placement.unplaced.reason}"

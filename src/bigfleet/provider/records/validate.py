@@ -7,6 +7,7 @@ store writes what passed here as it is, so a value of a wrong type must not pass
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from enum import Enum
 from typing import NamedTuple
 
@@ -38,14 +39,19 @@ class Fault(NamedTuple):
     text: str
 
 
+def _fields_of(owner: type[Slot] | type[Host], kind: object) -> tuple[str, ...]:
+    """Return the names of the fields that are annotated with a type."""
+    return tuple(each.name for each in fields(owner) if each.type == kind)
+
+
+_SLOT_TEXTS = _fields_of(Slot, str)
+_EXISTING_HOST_TEXTS = _fields_of(ExistingHost, str)
+_HOST_TEXTS = _fields_of(Host, str)
+#: Of a host as well, where None leaves them as the slot has them.
+_MAPS = _fields_of(Slot, Mapping[str, str])
 _ID = re.compile(r"[A-Za-z0-9._:/@-]{1,253}", re.ASCII)
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|Ki|Mi|Gi)?", re.ASCII)
 _RESETS = tuple(reset.value for reset in Reset)
-#: The fields that hold text, and those that hold a map of text to text.
-_SLOT_TEXTS = ("id", "instance_type", "zone")
-_EXISTING_HOST_TEXTS = (*_SLOT_TEXTS, "host_ref", "node_name")
-_HOST_TEXTS = ("ref", "node_name")
-_MAPS = ("resources", "allocatable", "labels")
 #: Whole numbers up to here are the same as a float, which is what the wire and the store take.
 _WHOLE_NUMBER_MAX = 2**53
 _FORBIDDEN_LABELS = frozenset(

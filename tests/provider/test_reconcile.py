@@ -4,16 +4,18 @@ import asyncio
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.provider.backend import Slot
-from bigfleet.provider.backends.fake import FakeBackend
+from bigfleet.provider.backend import PartialFacts, Slot
+from bigfleet.provider.backends.fake import FakeBackend, fake_slot
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import Code, StartRefused
 from bigfleet.provider.records.validate import Reason
+from bigfleet.provider.storage.store import MemoryStore
 from tests.provider.harness import (
     SLOT,
     bring_to,
@@ -178,6 +180,63 @@ async def test_an_empty_store_serves_only_after_its_first_inventory() -> None:
     assert len((await core.list()).records) == 4
 
 
+class Odd(FakeBackend):
+    """Has an entry in its inventory that names no machine."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.extra: list[Any] = []
+
+    async def inventory(self) -> Iterable[Slot]:
+        return [*(await super().inventory()), *self.extra]
+
+
+@pytest.mark.parametrize("entry", [None, "fake-0", fake_slot(0, id=cast(str, 7))])
+async def test_an_entry_without_an_id_discards_the_pass_and_not_the_next_one(entry: object) -> None:
+    """It may stand for any machine, so that nothing follows from the absence of the others."""
+    backend = Odd(6)
+    core = await started(make_core(backend))
+    slots = backend.slots
+    backend.slots, backend.extra = [], [entry]
+    await passes(4)
+    assert len((await core.list()).records) == 6
+    backend.slots, backend.extra = [replace(slots[0], price_usd_per_hour=9.0), *slots[1:]], []
+    await passes(1)
+    assert (await core.get(SLOT)).machine.price_usd_per_hour == 9.0
+
+
+async def test_a_pass_that_breaks_is_followed_by_the_next_one() -> None:
+    class Listed(FakeBackend):
+        unread: Any = ()
+
+        async def inventory(self) -> PartialFacts:  # type: ignore[override]
+            return PartialFacts(facts=tuple(await super().inventory()), unread_prefixes=self.unread)
+
+    backend = Listed(4)
+    core = await started(make_core(backend))
+    backend.unread = ["fake-"]
+    backend.slots[0] = replace(backend.slots[0], price_usd_per_hour=9.0)
+    await passes(2)
+    assert (await core.get(SLOT)).machine.price_usd_per_hour == 0.4
+    backend.unread = ()
+    await passes(1)
+    assert (await core.get(SLOT)).machine.price_usd_per_hour == 9.0
+
+
+async def test_a_store_that_fails_during_the_first_inventory_delays_the_start_and_does_not_prevent_it() -> None:
+    store = MemoryStore(is_failing=True)
+    core = make_core(FakeBackend(4), store=store)
+    await core.start()
+    await asyncio.sleep(2)
+    assert not is_ready(core)
+    store.is_failing = False
+    async with asyncio.timeout(10):
+        await core.loaded()
+    await asyncio.sleep(2)
+    assert is_ready(core)
+    assert len((await core.list()).records) == 4
+
+
 def bad(slot: Slot, **fields: object) -> Slot:
     return replace(slot, **fields)  # type: ignore[arg-type]
 
@@ -196,6 +255,16 @@ BAD_FACTS = [
     ({"zone": "elsewhere"}, Reason.IMMUTABLE),
     ({"capacity_type": CapacityType.RESERVED}, Reason.IMMUTABLE),
     ({"zone": ""}, Reason.MISSING),
+    ({"price_usd_per_hour": None}, Reason.PRICE),
+    ({"price_usd_per_hour": True}, Reason.PRICE),
+    ({"price_usd_per_hour": 10**400}, Reason.PRICE),
+    ({"interruption_probability": "0.1"}, Reason.PROBABILITY),
+    ({"resources": {"cpu": 8}}, Reason.TYPE),
+    ({"labels": None}, Reason.TYPE),
+    ({"labels": {"rack": "\udc80"}}, Reason.TYPE),
+    ({"zone": 7}, Reason.TYPE),
+    ({"capacity_type": 3}, Reason.TYPE),
+    ({"fixed": None}, Reason.TYPE),
 ]
 
 

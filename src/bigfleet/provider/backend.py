@@ -260,7 +260,7 @@ class Adopts(Protocol):
     """A backend that can report the state of a failed machine."""
 
     def adopt(self, machine: MachineView) -> Result[Found]:
-        """Return the state of the machine's host. It must change nothing."""
+        """Return the state of the machine's host. It must change nothing. Raises Transient: it is asked again later."""
         ...
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -26,6 +28,7 @@ from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
 from bigfleet.provider.records.refusal import Code
+from bigfleet.provider.records.validate import Reason
 from tests.patience import wait_until_async
 from tests.provider.harness import make_core, metric, refusal_of, settle, started, state_of
 
@@ -259,3 +262,33 @@ async def test_plain_functions_and_generators_run_beside_coroutines() -> None:
 
     await wait_until_async(are_idle)
     await core.stop()
+
+
+@pytest.mark.virtual_time
+async def test_a_bad_value_in_one_part_is_quarantined_and_the_rest_of_both_parts_goes_on() -> None:
+    core, aws, gcp = await two()
+    aws.slots[0] = replace(aws.slots[0], labels=cast(dict[str, str], None))
+    for part in (aws, gcp):
+        part.slots[1] = replace(part.slots[1], price_usd_per_hour=9.0)
+    await asyncio.sleep(70)
+    assert core.quarantine.faults["aws/0"].reason is Reason.TYPE
+    for machine_id in ("aws/1", "gcp/1"):
+        assert (await core.get(machine_id)).machine.price_usd_per_hour == 9.0
+
+
+@pytest.mark.virtual_time
+async def test_an_entry_without_an_id_discards_its_own_part_alone() -> None:
+    class Nameless(Part):
+        is_nameless = False
+
+        async def inventory(self) -> Iterable[Slot]:
+            found = await super().inventory()
+            return [cast(Slot, None)] if self.is_nameless else found
+
+    aws, gcp = Nameless("aws/"), Part("gcp/")
+    core = await started(make_core(Multiplex({"aws/": aws, "gcp/": gcp}), options=NO_WAY_OUT))
+    aws.is_nameless = True
+    gcp.slots[1] = replace(gcp.slots[1], price_usd_per_hour=9.0)
+    await asyncio.sleep(300)
+    assert await ids(core) == {"aws/0", "aws/1", "gcp/0", "gcp/1"}
+    assert (await core.get("gcp/1")).machine.price_usd_per_hour == 9.0

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Found, FoundKind, Host, MachineView, Op, Stockout
+from bigfleet.provider.backend import Found, FoundKind, Host, MachineView, Op, Stockout, Transient
 from bigfleet.provider.backends.fake import FakeBackend, fake_slot
 from bigfleet.provider.inventory.offerings import Offering, OfferingsRead
 from bigfleet.provider.inventory.offers import Offers
@@ -26,6 +26,7 @@ class Scripted(FakeBackend):
         super().__init__(1)
         self.found = found
         self.adopt_errors = 0
+        self.adopt_error: Exception = ConnectionError("cannot look")
         self.adopt_times: list[float] = []
         self.deleted: list[str] = []
         self.error: Exception = RuntimeError("boom")
@@ -49,7 +50,7 @@ class Scripted(FakeBackend):
         self.adopt_times.append(asyncio.get_running_loop().time())
         if self.adopt_errors:
             self.adopt_errors -= 1
-            raise ConnectionError("cannot look")
+            raise self.adopt_error
         return self.found
 
 
@@ -104,6 +105,39 @@ async def test_a_backend_that_cannot_look_is_asked_three_times() -> None:
     assert len(backend.adopt_times) == 3
     assert await state_of(core) is S.FAILED
     assert metric(core, "recoveries_total", by="auto", result="gave_up") == 1
+
+
+async def test_a_transient_error_of_adopt_is_no_try_however_often_it_comes() -> None:
+    """A substrate that is down for hours says nothing about its machines."""
+    core, backend = await failed_core(Found(kind=FoundKind.NO_HOST), is_bound=False)
+    backend.adopt_errors, backend.adopt_error = 10, Transient("down")
+    await asyncio.sleep(10 * HOLD_SECONDS + 60)
+    assert await state_of(core) is S.FAILED
+    await asyncio.sleep(HOLD_SECONDS)
+    assert await state_of(core) is S.SPECULATIVE
+    assert metric(core, "recoveries_total", by="auto", result="gave_up") == 0
+
+
+async def test_transient_errors_between_others_do_not_count_with_them() -> None:
+    core, backend = await failed_core(Found(kind=FoundKind.NO_HOST), is_bound=False)
+    for error in (ConnectionError("no"), Transient("down"), ConnectionError("no"), Transient("down")):
+        backend.adopt_errors, backend.adopt_error = 1, error
+        await asyncio.sleep(HOLD_SECONDS + 5)
+    assert await state_of(core) is S.FAILED
+    await asyncio.sleep(HOLD_SECONDS + 5)
+    assert await state_of(core) is S.SPECULATIVE
+
+
+async def test_after_a_transient_error_a_minute_passes_also_when_a_stockout_asked_for_no_hold() -> None:
+    backend = Scripted(Found(kind=FoundKind.NO_HOST))
+    backend.error, backend.is_failing = Stockout("none", retry_after_seconds=0.0), True
+    backend.adopt_errors, backend.adopt_error = 1000, Transient("down")
+    core = await started(make_core(backend))
+    await core.create(SLOT)
+    await asyncio.sleep(545)
+    gaps = [after - before for before, after in zip(backend.adopt_times, backend.adopt_times[1:], strict=False)]
+    assert len(gaps) >= 7
+    assert all(59.9 < gap < 62 for gap in gaps)
 
 
 async def test_the_hold_doubles_with_each_failure_in_a_row() -> None:

@@ -39,6 +39,7 @@ from bigfleet.provider.backend import (
 from bigfleet.provider.operations.invoke import lane_of, read_facts
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.reset import with_label
+from bigfleet.provider.records.validate import entry_id, type_fault
 
 _log = structlog.get_logger("bigfleet.provider.backends.multiplex")
 
@@ -120,7 +121,8 @@ class Multiplex:
                 (fact.id, f"the part of {prefix!r} must not speak of it") for fact in _outside(found.facts, prefix)
             )
             owned = _owned(found.facts, prefix, is_fixed=not isinstance(part, Deletes))
-            facts.extend(with_label(fact, part.limits.reset) for fact in owned)
+            # What has a value of a wrong type is passed on as it is: the kit quarantines it.
+            facts.extend(with_label(fact, part.limits.reset) if type_fault(fact) is None else fact for fact in owned)
         if len(unread) >= len(parts) and not facts and isinstance(read[0], BaseException):
             raise read[0]
         return PartialFacts(
@@ -213,8 +215,11 @@ async def _fed(part: Feeds, feed: Feed, prefix: str) -> None:
 
 
 async def _read(part: Backend) -> PartialFacts:
-    """Read a part's inventory to its end, a plain function in a thread."""
-    return await read_facts(part.inventory, lambda work: asyncio.to_thread(work))
+    """Read a part's inventory to its end, a plain function in a thread. Raises ValueError for a nameless entry."""
+    found = await read_facts(part.inventory, lambda work: asyncio.to_thread(work))
+    for number, fact in enumerate(found.facts):
+        entry_id(number, fact)
+    return found
 
 
 def _within(prefix: str, unread: Iterable[str]) -> Iterable[str]:

@@ -23,9 +23,9 @@ from bigfleet.provider.operations.invoke import BackendAdapter
 from bigfleet.provider.records.lifecycle import failed, new_record, recovered_with_host, with_facts
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
-from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
+from bigfleet.provider.records.refusal import ChangeRefused, OfferingsRefused, StartRefused
 from bigfleet.provider.records.reset import with_label
-from bigfleet.provider.records.validate import Fault, Reason, change_fault, facts_fault
+from bigfleet.provider.records.validate import Fault, Reason, change_fault, entry_id, facts_fault, type_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.inventory.reconcile")
@@ -214,7 +214,7 @@ class InventoryReconciler:
         retry_seconds = _RETRY_SECONDS_MIN
         while True:
             try:
-                is_ok = await self.pass_once(is_first_boot=is_first_boot)
+                is_ok = await self._try_pass(is_first_boot=is_first_boot)
             except StartRefused as refusal:
                 self._refusal = refusal
                 self._loaded.set()
@@ -229,6 +229,18 @@ class InventoryReconciler:
             else:
                 await self._rest(self._rng.uniform(0.5, 1.0) * retry_seconds)
                 retry_seconds = min(2 * retry_seconds, self._interval_seconds)
+
+    async def _try_pass(self, *, is_first_boot: bool) -> bool:
+        """Return whether a pass was applied, so that there is a next one after any failure. Raises StartRefused."""
+        started_seconds = self._clock.monotonic_seconds()
+        try:
+            return await self.pass_once(is_first_boot=is_first_boot)
+        except StartRefused:
+            raise
+        except Exception as error:  # what no check foresaw: without further passes no lost host is seen any more
+            _log.error("reconcile.failed", exc_info=error)
+            self._observe(started_seconds, "error")
+            return False
 
     async def _rest(self, seconds: float) -> None:
         """Wait for the next pass, or until somebody wants it now."""
@@ -250,11 +262,11 @@ class InventoryReconciler:
         begin_revision = self._ledger.view.head
         try:
             inventory = await self._adapter.inventory()
+            seen, faults = await self._read(inventory)
         except Exception as error:  # an inventory that breaks says nothing about any machine
             _log.error("reconcile.failed", error=f"{type(error).__name__}: {error}")
             self._observe(started_seconds, "error")
             return False
-        seen, faults = await self._read(inventory)
         if is_first_boot:
             _refuse_bad_start(faults)
             await self._add_all(seen)
@@ -281,16 +293,18 @@ class InventoryReconciler:
         faults = [(machine_id, Fault(Reason.ID, text)) for machine_id, text in inventory.refused]
         are_slots_taken = self._offers is None or not self._offers.replaces_inventory
         for number, stated in enumerate(inventory.facts):
-            fact = with_label(stated, self._adapter.reset)
             if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
                 await self._clock.sleep(0)
-            is_host = isinstance(fact, ExistingHost)
-            if not is_host and (fact.id in offered or not are_slots_taken):
+            named = entry_id(number, stated)
+            is_host = isinstance(stated, ExistingHost)
+            if not is_host and (named in offered or not are_slots_taken):
                 continue
-            entry = seen.setdefault(fact.id, _Seen())
-            fault = self._fault(fact, entry)
+            entry = seen.setdefault(named, _Seen())
+            fault = type_fault(stated)
+            fact = stated if fault is not None else with_label(stated, self._adapter.reset)
+            fault = fault or self._fault(fact, entry)
             if fault is not None:
-                faults.append((fact.id, fault))
+                faults.append((named, fault))
                 entry.is_refused = True
             elif isinstance(fact, ExistingHost):
                 entry.host = fact
@@ -320,8 +334,11 @@ class InventoryReconciler:
         records = [new_record(fact, self._adapter.provider, now) for fact in entries if fact is not None]
         for start in range(0, len(records), _CHUNK):
             chunk = records[start : start + _CHUNK]
-            await asyncio.gather(*(self._ledger.commit(Change(record=record)) for record in chunk))
+            await asyncio.gather(*(self._add(record) for record in chunk))
         self._metrics.reconcile_changes.labels(Effect.ADDED.value).inc(len(records))
+
+    async def _add(self, record: Record) -> None:
+        await self._ledger.commit_until_done(lambda: Change(record=record))
 
     # ---- deciding ------------------------------------------------------------------------------------------------
 
@@ -457,7 +474,12 @@ class InventoryReconciler:
             if record is not None and effect in _LOSSES:
                 reached = MachineState.UNSPECIFIED if change.record is None else change.record.state
                 change = self._admissions.settled(change, record, reached)
-            await self._ledger.commit_until_done(lambda: change)
+            try:
+                await self._ledger.commit_until_done(lambda: change)
+            except ChangeRefused as refused:
+                entry.is_refused = True
+                self._quarantine.put(machine_id, Fault(Reason.TYPE, str(refused)))
+                return
             self._admissions.committed(change)
         self._metrics.reconcile_changes.labels(effect.value).inc()
         if effect is not Effect.REFRESHED:

@@ -17,7 +17,7 @@ from bigfleet.provider.records.lifecycle import new_record
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.records.reset import with_label
-from bigfleet.provider.records.validate import facts_fault
+from bigfleet.provider.records.validate import facts_fault, id_of, type_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.operations.admission")
@@ -95,10 +95,14 @@ class Admissions:
         wanted: dict[str, Record | None] = dict.fromkeys(admission.remove)
         now = self._clock.unix_nanos()
         for added in admission.add:
-            slot = with_label(added, self._adapter.reset)
-            fault = facts_fault(slot)
+            named = id_of(added)
+            if named is None:
+                _log.error("admission.slot_rejected", error=f"{added!r:.260} is no Slot with a text as its id")
+                continue
+            fault = type_fault(added) or facts_fault(added)
             if fault is not None:
-                self._quarantine.put(slot.id, fault)
+                self._quarantine.put(named, fault)
             else:
+                slot = with_label(added, self._adapter.reset)
                 wanted[slot.id] = new_record(slot, self._adapter.provider, now)
         return wanted

@@ -60,6 +60,13 @@ class DeadlinePassed(Exception):
     """The call did not end in its time; it was cancelled and is not awaited."""
 
 
+class BackendCancelled(Exception):
+    """A call ended as cancelled, and the kit did not cancel it: something that it waited for was cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__("something that the backend waited for was cancelled")
+
+
 class Threads:
     """The pools for plain functions: one a kind of call, and one for everything else."""
 
@@ -181,7 +188,17 @@ class BackendAdapter:
             raise
 
     async def inventory(self) -> PartialFacts:
-        """Return every fact, or raise what the backend raised on the way."""
+        """Return every fact, or raise what the backend raised; what it cancelled itself raises BackendCancelled."""
+        task = asyncio.current_task()
+        cancelled_before = 0 if task is None else task.cancelling()
+        try:
+            return await self._read_inventory()
+        except asyncio.CancelledError:
+            if task is not None and task.cancelling() > cancelled_before:
+                raise
+            raise BackendCancelled from None
+
+    async def _read_inventory(self) -> PartialFacts:
         threads = self._threads
         if threads is None:
             return await read_facts(self.backend.inventory, _inline)
@@ -253,7 +270,8 @@ async def within(
 ) -> T:
     """Return the coroutine's result if it ends in time, else cancel it and raise DeadlinePassed at once.
 
-    `on_abandoned` gets the task when it was left behind, by the deadline or because the caller was cancelled.
+    A coroutine that ends as cancelled by itself raises BackendCancelled, and its caller goes on. `on_abandoned` gets
+    the task when it was left behind, by the deadline or because the caller was cancelled.
     """
     task = asyncio.ensure_future(coroutine)
     try:
@@ -267,4 +285,6 @@ async def within(
         task.cancel()
         on_abandoned(task)
         raise DeadlinePassed
+    if task.cancelled():
+        raise BackendCancelled
     return task.result()

@@ -6,6 +6,7 @@ must never change a record.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from bigfleet.provider.records.lifecycle import completed, failed
 from bigfleet.provider.records.record import ErrorCode, Operation, Record
 from bigfleet.provider.records.refusal import StoreDown
 from bigfleet.provider.records.reset import drained, host_with_label
-from bigfleet.provider.records.validate import host_fault
+from bigfleet.provider.records.validate import host_fault, is_number, is_text
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.operations.operation_runner")
@@ -214,7 +215,7 @@ class OperationRunner:
             self.dispatch[kind].breaker.ended_without_word()
             return Failed(ErrorCode.TIMEOUT, f"timeout: {kind.value} did not end in {job.seconds:g} s")
         except Stockout as stockout:
-            return Failed(ErrorCode.STOCKOUT, str(stockout), stockout.retry_after_seconds)
+            return Failed(ErrorCode.STOCKOUT, str(stockout), _hold_of(stockout))
         except Exception as error:  # whatever an author raises is that operation's failure, never the kit's
             return Failed(ErrorCode.BACKEND, f"{type(error).__name__}: {error}")
         finally:
@@ -227,6 +228,8 @@ class OperationRunner:
             if not isinstance(result, Host):
                 return Failed(ErrorCode.BACKEND, f"create returned {type(result).__name__}, not a Host")
             return OperationDone(result)
+        if job.operation.kind is Kind.CONFIGURE and isinstance(result, str) and not is_text(result):
+            return Failed(ErrorCode.BACKEND, f"configure returned the node name {result!r:.64}, which is no Unicode")
         return OperationDone(result if isinstance(result, str) else None)
 
     async def _attempts(self, job: _Job, op: Op) -> Any:
@@ -332,6 +335,12 @@ class OperationRunner:
                 break
             except StoreDown:
                 await self._clock.sleep(_COMMIT_RETRY_SECONDS)
+            except Exception as error:  # a result that cannot be used is that operation's failure; nothing may be stuck
+                if isinstance(verdict, Failed):
+                    raise
+                _log.error("operation.result_rejected", machine_id=job.machine.id, exc_info=error)
+                text = f"what {job.operation.kind.value} returned cannot be used: {type(error).__name__}: {error}"
+                verdict = Failed(ErrorCode.BACKEND, text)
         if not is_settled and isinstance(verdict, OperationDone):
             op = Op(
                 id=job.operation.id,
@@ -460,6 +469,12 @@ def _may_retry(state: tenacity.RetryCallState) -> bool:
     task = asyncio.current_task()
     is_transient = state.outcome is not None and isinstance(state.outcome.exception(), Transient)
     return is_transient and (task is None or not task.cancelling())
+
+
+def _hold_of(stockout: Stockout) -> float | None:
+    """Return the hold that a stockout asks for, None for what is no number of seconds."""
+    seconds = stockout.retry_after_seconds
+    return seconds if is_number(seconds) and seconds is not None and math.isfinite(seconds) else None
 
 
 def _never_called(job: _Job) -> Failed:

@@ -13,7 +13,7 @@ import structlog
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import IdSource
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Found, FoundKind, Op
+from bigfleet.provider.backend import Found, FoundKind, Op, Transient
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.invoke import BackendAdapter, within
@@ -27,6 +27,7 @@ from bigfleet.provider.records.lifecycle import (
 )
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.reset import unbound
+from bigfleet.provider.records.validate import host_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.operations.recovery")
@@ -34,6 +35,8 @@ _log = structlog.get_logger("bigfleet.provider.operations.recovery")
 HOLD_SECONDS_MAX = 3600.0
 TRIES_MAX = 3
 ADOPT_SECONDS_MAX = 60.0
+#: After a transient error at least so long, also when a stockout asked for no hold.
+_TRANSIENT_SECONDS_MIN = 60.0
 #: How often the list of failed machines is looked through for new ones.
 _SWEEP_SECONDS = 1.0
 
@@ -43,6 +46,7 @@ class _Patient:
     """A failed machine under its hold."""
 
     state_revision: int
+    #: Looks that failed, those that may succeed later by themselves aside.
     tries: int = 0
 
 
@@ -123,23 +127,33 @@ class Recovery:
         if self._work.is_busy(machine_id):
             heapq.heappush(self._due, (self._clock.monotonic_seconds() + _SWEEP_SECONDS, machine_id))
             return
-        patient.tries += 1
         try:
             found = await self._look(record)
+            if found is not None:
+                await self._leave(record, found)
         except Exception as error:  # the author's code failed; the hold gives it time
-            _log.warning(
-                "recovery.failed",
-                machine_id=machine_id,
-                attempt=patient.tries,
-                error=f"{type(error).__name__}: {error}",
-            )
-            if patient.tries < TRIES_MAX:
-                heapq.heappush(self._due, (self._clock.monotonic_seconds() + self._hold(record), machine_id))
-            else:
-                self._metrics.recoveries.labels("auto", "gave_up").inc()
-            return
-        if found is not None:
-            await self._leave(record, found)
+            self._postpone(patient, record, error)
+
+    def _postpone(self, patient: _Patient, record: Record, error: Exception) -> None:
+        """Look again after the hold; give up after three errors that are not transient."""
+        hold_seconds = self._hold(record)
+        if isinstance(error, Transient):
+            # The host or the substrate cannot be asked now, which says nothing about the machine.
+            hold_seconds = min(HOLD_SECONDS_MAX, max(hold_seconds, _TRANSIENT_SECONDS_MIN))
+        else:
+            patient.tries += 1
+        is_over = patient.tries >= TRIES_MAX
+        _log.warning(
+            "recovery.failed",
+            machine_id=record.id,
+            attempt=patient.tries,
+            again_in_seconds=None if is_over else hold_seconds,
+            error=f"{type(error).__name__}: {error}",
+        )
+        if is_over:
+            self._metrics.recoveries.labels("auto", "gave_up").inc()
+        else:
+            heapq.heappush(self._due, (self._clock.monotonic_seconds() + hold_seconds, record.id))
 
     async def _look(self, record: Record) -> Found | None:
         """Ask what is there, and give a host back that may not be reused; None leaves the machine FAILED."""
@@ -149,6 +163,9 @@ class Recovery:
         found = await within(call, ADOPT_SECONDS_MAX, self._work.watch_abandoned(record.id))
         if not isinstance(found, Found):
             raise TypeError(f"adopt returned {type(found).__name__}, not a Found")
+        fault = None if found.host is None else host_fault(record, found.host)
+        if fault is not None:
+            raise ValueError(f"adopt found a bad host: {fault.text}")
         is_bound = bool(machine.cluster)
         if found.kind is FoundKind.SERVING and not is_bound:
             raise ValueError("adopt found an unbound machine serving a cluster")

@@ -34,7 +34,8 @@ class FactsQuarantine:
 
     def put(self, machine_id: str, fault: Fault) -> None:
         """Remember a refused fact and say so once."""
-        shown = machine_id[:_ID_CHARACTERS_SHOWN_MAX]
+        # What is half of a surrogate pair cannot be printed.
+        shown = machine_id[:_ID_CHARACTERS_SHOWN_MAX].encode("utf-8", "backslashreplace").decode()
         before = self._faults.get(shown)
         if before == fault or (before is None and len(self._faults) >= FAULTS_MAX):
             return

@@ -42,6 +42,10 @@ class StoreDown(Exception):
     """A commit failed: nothing of it happened, and nothing was published."""
 
 
+class ChangeRefused(Exception):
+    """A change holds a value that cannot be written: nothing of it happened, and no retry helps."""
+
+
 class StartRefused(Exception):
     """The provider cannot start; the message names the flag or file and the fault."""
 

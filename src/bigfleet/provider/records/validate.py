@@ -1,11 +1,13 @@
 """Validates facts before they become a record, with the reason for each rejection (docs/spec/provider.md §9).
 
-Checked where facts enter (inventory, the result of `create`, pushes). A value that breaks a rule is never repaired.
+Checked where facts enter (inventory, the result of `create`, pushes). A value that breaks a rule is never repaired. The
+store writes what passed here as it is, so a value of a wrong type must not pass.
 """
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from enum import Enum
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ class Reason(Enum):
     IMMUTABLE = "immutable"
     DUPLICATE = "duplicate"
     MISSING = "missing"
+    TYPE = "type"
 
 
 class Fault(NamedTuple):
@@ -36,9 +39,21 @@ class Fault(NamedTuple):
     text: str
 
 
+def _fields_of(owner: type[Slot] | type[Host], kind: object) -> tuple[str, ...]:
+    """Return the names of the fields that are annotated with a type."""
+    return tuple(each.name for each in fields(owner) if each.type == kind)
+
+
+_SLOT_TEXTS = _fields_of(Slot, str)
+_EXISTING_HOST_TEXTS = _fields_of(ExistingHost, str)
+_HOST_TEXTS = _fields_of(Host, str)
+#: Of a host as well, where None leaves them as the slot has them.
+_MAPS = _fields_of(Slot, Mapping[str, str])
 _ID = re.compile(r"[A-Za-z0-9._:/@-]{1,253}", re.ASCII)
 _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|Ki|Mi|Gi)?", re.ASCII)
 _RESETS = tuple(reset.value for reset in Reset)
+#: Whole numbers up to here are the same as a float, which is what the wire and the store take.
+_WHOLE_NUMBER_MAX = 2**53
 _FORBIDDEN_LABELS = frozenset(
     {
         "instance-type",
@@ -54,8 +69,93 @@ _FORBIDDEN_LABELS = frozenset(
 )
 
 
+def id_of(entry: object) -> str | None:
+    """Return the id of an entry of an inventory, None for an entry that is no `Slot` or has no text as its id."""
+    return entry.id if isinstance(entry, Slot) and _is(entry.id, str) else None
+
+
+def entry_id(number: int, entry: object) -> str:
+    """Return the id of an entry of an inventory, by its number. Raises ValueError for an entry without one.
+
+    Such an entry may stand for any machine, so that nothing follows from the absence of another one.
+    """
+    named = id_of(entry)
+    if named is None:
+        raise ValueError(f"entry {number} of the inventory is {entry!r:.260}, no Slot with a text as its id")
+    return named
+
+
+def type_fault(facts: Slot) -> Fault | None:
+    """Return the first field of a slot or host whose value is of another type than the field's, or None.
+
+    A value that passes is one that the wire and the store take.
+    """
+    names = _EXISTING_HOST_TEXTS if isinstance(facts, ExistingHost) else _SLOT_TEXTS
+    fault = _text_fault(facts, names, _MAPS)
+    if fault is not None:
+        return fault
+    if not _is(facts.capacity_type, CapacityType):
+        return Fault(Reason.TYPE, f"capacity_type is {facts.capacity_type!r:.64}, it must be a CapacityType")
+    if not _is(facts.fixed, bool):
+        return Fault(Reason.TYPE, f"fixed is {facts.fixed!r:.64}, it must be True or False")
+    return None
+
+
+def _is(value: object, kind: type) -> bool:
+    # The annotations promise it, and no annotation binds an author's program.
+    return isinstance(value, kind)
+
+
+def is_text(value: object) -> bool:
+    """Return whether a value is text that can be written as UTF-8, which half of a surrogate pair cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number that the wire and the store take; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) <= _WHOLE_NUMBER_MAX
+
+
+def _text_fault(owner: object, texts: Iterable[str], maps: Iterable[str]) -> Fault | None:
+    """Return the first of these fields that holds anything but text, or a map of text to text."""
+    values = [getattr(owner, name) for name in texts]
+    try:
+        for name in maps:
+            mapping = getattr(owner, name)
+            values += mapping
+            values += mapping.values()
+        # One look at all of them: this runs for every fact of every inventory.
+        "".join(values).encode()
+    except (TypeError, AttributeError, UnicodeEncodeError) as error:
+        return _named_text_fault(owner, texts, maps) or Fault(Reason.TYPE, f"a field holds no text: {error}")
+    return None
+
+
+def _named_text_fault(owner: object, texts: Iterable[str], maps: Iterable[str]) -> Fault | None:
+    for name in texts:
+        value = getattr(owner, name)
+        if not is_text(value):
+            return Fault(Reason.TYPE, f"{name} is {value!r:.64}, it must be text")
+    for name in maps:
+        mapping = getattr(owner, name)
+        if not isinstance(mapping, Mapping):
+            return Fault(Reason.TYPE, f"{name} is {mapping!r:.64}, it must be a map of text to text")
+        for key, value in mapping.items():
+            if not (is_text(key) and is_text(value)):
+                return Fault(Reason.TYPE, f"{name}[{key!r:.64}] is {value!r:.64}; key and value must be text")
+    return None
+
+
 def facts_fault(facts: Slot) -> Fault | None:
-    """Return the first broken rule of a slot or host, or None."""
+    """Return the first broken rule of a slot or host of which `type_fault` found none, or None."""
     if not _ID.fullmatch(facts.id):
         return Fault(Reason.ID, f"id {facts.id[:260]!r} is not 1 to 253 characters of A-Za-z0-9._:/@-")
     for name in ("instance_type", "zone"):
@@ -75,6 +175,8 @@ def facts_fault(facts: Slot) -> Fault | None:
 
 def price_fault(usd_per_hour: float, capacity_type: CapacityType) -> Fault | None:
     """Return what is wrong with a price, or None."""
+    if not is_number(usd_per_hour):
+        return Fault(Reason.PRICE, f"price_per_hour is {usd_per_hour!r:.64}, it must be a number")
     if not math.isfinite(usd_per_hour) or usd_per_hour < 0:
         return Fault(Reason.PRICE, f"price_per_hour is {usd_per_hour}, it must be finite and not negative")
     if usd_per_hour == 0 and capacity_type is not CapacityType.BARE_METAL:
@@ -84,6 +186,8 @@ def price_fault(usd_per_hour: float, capacity_type: CapacityType) -> Fault | Non
 
 def probability_fault(probability: float, capacity_type: CapacityType) -> Fault | None:
     """Return what is wrong with an interruption probability, or None."""
+    if not is_number(probability):
+        return Fault(Reason.PROBABILITY, f"interruption_probability is {probability!r:.64}, it must be a number")
     if not 0.0 <= probability <= 1.0:
         return Fault(Reason.PROBABILITY, f"interruption_probability is {probability}, it must be in [0, 1]")
     if probability == 0 and capacity_type is CapacityType.SPOT:
@@ -136,8 +240,11 @@ def _shown(value: object) -> str:
 
 
 def host_fault(record: Record, host: Host) -> Fault | None:
-    """Return what is wrong with the result of a `create`, or None."""
+    """Return what is wrong with the result of a `create`, or with a host that `adopt` found, or None."""
     machine = record.machine
+    fault = _text_fault(host, _HOST_TEXTS, [name for name in _MAPS if getattr(host, name) is not None])
+    if fault is not None:
+        return fault
     if not host.ref:
         return Fault(Reason.MISSING, "the host has no ref")
     if host.price_usd_per_hour is not None:

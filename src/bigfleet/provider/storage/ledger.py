@@ -23,7 +23,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import Fence, Mark, Token
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.records.refusal import StoreDown
+from bigfleet.provider.records.refusal import ChangeRefused, StoreDown
 from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.cursor import INCARNATION_BYTES
 from bigfleet.provider.storage.store import Batch, Store
@@ -34,6 +34,7 @@ _log = structlog.get_logger("bigfleet.provider.storage.ledger")
 #: More changes than this wait for the next transaction, so that one commit never holds the others up for long.
 _BATCH_CHANGES_MAX = 2000
 _PROBE_SECONDS = 1.0
+_BROKEN = "a commit could not be shown, and no further one is taken; restart the provider"
 
 #: Makes the bytes that List sends for a machine and its metadata, in pieces.
 Encode = Callable[[Machine, Mapping[str, str]], tuple[bytes, ...]]
@@ -109,6 +110,8 @@ class Ledger:
         self._is_closing = False
         #: False from a failed commit until the first that succeeds.
         self.is_up = True
+        #: Set for good when a commit on disk could not be shown.
+        self._is_broken = False
         self._on_health = on_health
         self.fence = Fence()
         self.view = CommittedView(incarnation=bytes(INCARNATION_BYTES), head=0, floor=0, rng=rng)
@@ -190,15 +193,21 @@ class Ledger:
     async def commit(self, change: Change) -> Record | None:
         """Make a change durable and visible, and return its record as committed.
 
-        The caller holds the turn of the machine. Raises StoreDown, and then nothing happened.
+        The caller holds the turn of the machine. Raises StoreDown, and ChangeRefused for a value that cannot be
+        written; then nothing happened.
         """
+        if self._is_broken:
+            raise StoreDown(_BROKEN)
         done: asyncio.Future[Record | None] = asyncio.get_running_loop().create_future()
         self._pending.append(_Pending(change, done))
         self._wake.set()
         return await done
 
     async def commit_until_done(self, make: Callable[[], Change]) -> Record | None:
-        """Commit, and retry every second while the store is down; the change is made again each time."""
+        """Commit, and retry every second while the store is down; the change is made again each time.
+
+        Raises ChangeRefused, which no retry helps.
+        """
         while True:
             try:
                 return await self.commit(make())
@@ -206,6 +215,17 @@ class Ledger:
                 await self._clock.sleep(_PROBE_SECONDS)
 
     async def _write(self) -> None:
+        try:
+            await self._write_all()
+        except Exception as error:  # a commit that cannot be shown: disk and view may differ from here on
+            self._is_broken = True
+            _log.error("store.writer_failed", exc_info=error, advice="restart the provider: the file has every commit")
+            for entry in self._pending:
+                _answer(entry, StoreDown(_BROKEN))
+            self._pending.clear()
+            self._set_up(False)
+
+    async def _write_all(self) -> None:
         while True:
             if not self._pending:
                 if self._is_closing:
@@ -230,25 +250,51 @@ class Ledger:
             await self._write_batch([])
 
     async def _write_batch(self, pending: Sequence[_Pending]) -> None:
-        batch, records = self._batch([entry.change for entry in pending])
+        try:
+            batch, records = self._batch([entry.change for entry in pending])
+        except Exception as error:  # a value without bytes on the wire: the rest of the batch must not wait for it
+            await self._write_halves(pending, error)
+            return
         started = self._clock.monotonic_seconds()
         try:
             await self._offload(lambda: self._store.commit(batch))
+        except (TypeError, ValueError, OverflowError) as error:  # a value that no row takes: the disk is not at fault
+            await self._write_halves(pending, error)
+            return
         except Exception as error:  # whatever a store raises, the turns of this batch must hear that nothing happened
             self._metrics.store_errors.inc()
             advice = "nothing was changed; check the disk of the state file"
             _log.error("store.commit_failed", error=str(error), changes=len(pending), advice=advice)
             for entry in pending:
-                if not entry.done.done():
-                    entry.done.set_exception(StoreDown(str(error)))
+                _answer(entry, StoreDown(str(error)))
             self._set_up(False)
             return
         self._metrics.commit_seconds.observe(self._clock.monotonic_seconds() - started)
-        self._apply(batch)
+        try:
+            self._apply(batch)
+        except Exception as error:
+            for entry in pending:
+                _answer(entry, error)
+            raise
         self._set_up(True)
         for entry, record in zip(pending, records, strict=True):
-            if not entry.done.done():
-                entry.done.set_result(record)
+            _answer(entry, record)
+
+    async def _write_halves(self, pending: Sequence[_Pending], error: Exception) -> None:
+        """Commit the halves of a batch that holds a value which cannot be written, until one change is left: its own.
+
+        That one is refused, and the others are committed.
+        """
+        if len(pending) > 1:
+            half = len(pending) // 2
+            await self._write_batch(pending[:half])
+            await self._write_batch(pending[half:])
+            return
+        for entry in pending:
+            record = entry.change.record
+            machine_id = entry.change.removed_id if record is None else record.id
+            _log.error("store.change_refused", machine_id=machine_id, exc_info=error)
+            _answer(entry, ChangeRefused(f"it cannot be written: {type(error).__name__}: {error}"))
 
     def _set_up(self, is_up: bool) -> None:
         if self.is_up != is_up:
@@ -365,3 +411,13 @@ def _needs(record: Record, sealed: Sealed) -> bool:
     """Return whether a record is still in the Configure that a blob was stored for."""
     operation = record.operation
     return record.state is MachineState.CONFIGURING and operation is not None and operation.id == sealed.operation_id
+
+
+def _answer(entry: _Pending, result: Record | None | Exception) -> None:
+    """Give a turn what became of its change, unless it went away."""
+    if entry.done.done():
+        return
+    if isinstance(result, Exception):
+        entry.done.set_exception(result)
+    else:
+        entry.done.set_result(result)

@@ -29,6 +29,7 @@ from tests.provider.harness import make_core, refusal_of, started
 
 pytestmark = pytest.mark.virtual_time
 BLOB = b"#!/bin/sh\nkubeadm join --token 0123456789abcdef\n"
+NOT_VISIBLE = refused("DescribeReplaceRootVolumeTasks", "InvalidReplaceRootVolumeTaskId.NotFound")
 
 
 @pytest.fixture
@@ -203,6 +204,28 @@ async def test_a_root_volume_that_is_not_replaced_leaves_the_machine_failed_and_
     assert (record.state, record.machine.cluster) == (MachineState.FAILED, "team-a")
     assert f"the root volume of {ref} was not replaced" in record.machine.last_error
     assert ec2.instances[ref].tags["bigfleet:cluster"] == "team-a"
+
+
+async def test_a_replacement_that_ec2_does_not_show_at_once_is_waited_for(tmp_path: Path, ec2: MemoryEc2) -> None:
+    core = await serve(make_backend(tmp_path, ec2))
+    ref = await idle(core)
+    await configured(core)
+    ec2.faults["DescribeReplaceRootVolumeTasks"] = [NOT_VISIBLE] * 2
+    assert (await drained(core)).state is MachineState.IDLE
+    assert list(ec2.roots.values()) == [ref]
+
+
+async def test_a_replacement_that_ec2_does_not_show_for_a_minute_fails_the_drain(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core = await serve(make_backend(tmp_path, ec2))
+    await idle(core)
+    await configured(core)
+    ec2.faults["DescribeReplaceRootVolumeTasks"] = [NOT_VISIBLE] * 1000
+    record = await drained(core)
+    assert (record.state, record.machine.cluster) == (MachineState.FAILED, "team-a")
+    assert "InvalidReplaceRootVolumeTaskId.NotFound" in record.machine.last_error
+    assert len(ec2.calls["DescribeReplaceRootVolumeTasks"]) in (12, 13, 14)
 
 
 async def test_with_reset_none_a_machine_returns_only_to_its_former_cluster(tmp_path: Path, ec2: MemoryEc2) -> None:

@@ -8,6 +8,7 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import ExistingHost
 from bigfleet.provider.backends.aws.launch import TAG_OPERATION
+from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.testing.cores import settled
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -25,7 +26,9 @@ from tests.provider.harness import make_core, started
 
 pytestmark = pytest.mark.virtual_time
 OTHER = MACHINE.replace("000", "001")
+ORPHAN = "aws/orphan/i-0ld"
 PASSES = CoreOptions(is_inline=True, reconcile_interval_seconds=10.0, failed_hold_seconds=0.0)
+RECOVERS = replace(PASSES, failed_hold_seconds=100.0)
 
 
 @pytest.fixture
@@ -113,6 +116,76 @@ async def test_of_two_instances_the_one_that_the_state_knows_is_the_host(tmp_pat
     await core.delete("aws/orphan/i-0ld")
     await ec2.clock.sleep(100)
     assert [each.id for each in ec2.live()] == [host]
+
+
+async def with_orphan(core: CapacityCore, ec2: MemoryEc2, *, is_bound: bool = True) -> str:
+    """Create a machine that has a second instance, and bind that one as an orphan; return the machine's own."""
+    await core.create(MACHINE)
+    host = (await settled(core, MACHINE)).machine.host.ref
+    tags = {**ec2.instances[host].tags, TAG_OPERATION: "op-before"}
+    ec2.instances["i-0ld"] = replace(ec2.instances[host], id="i-0ld", launched_unix_seconds=-1.0, tags=tags)
+    await ec2.clock.sleep(100)
+    if is_bound:
+        await core.configure(ORPHAN, "team-a", b"#!/bin/sh\n", {})
+        assert (await settled(core, ORPHAN)).state is MachineState.CONFIGURED
+    return host
+
+
+async def test_an_orphan_that_serves_stays_what_it_is_when_the_machine_of_its_tag_is_deleted(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core = await started(make_core(make_backend(tmp_path, ec2), options=PASSES))
+    await with_orphan(core, ec2)
+    await core.delete(MACHINE)
+    assert (await settled(core, MACHINE)).state is MachineState.SPECULATIVE
+    await ec2.clock.sleep(300)
+    orphan = await core.get(ORPHAN)
+    assert (orphan.state, orphan.machine.host.ref) == (MachineState.CONFIGURED, "i-0ld")
+    assert (await core.get(MACHINE)).state is MachineState.SPECULATIVE
+    assert [each.id for each in ec2.live()] == ["i-0ld"]
+
+
+async def test_an_orphan_that_serves_is_not_given_back_in_the_place_of_a_host_that_was_lost(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core = await started(make_core(make_backend(tmp_path, ec2), options=RECOVERS))
+    host = await with_orphan(core, ec2)
+    ec2.instances[host] = replace(ec2.instances[host], state="terminated")
+    await core.feed.report_lost(MACHINE, "reclaimed")
+    await ec2.clock.sleep(700)
+    assert (await core.get(MACHINE)).state is MachineState.SPECULATIVE
+    assert (await core.get(ORPHAN)).state is MachineState.CONFIGURED
+    assert [each.id for each in ec2.live()] == ["i-0ld"]
+
+
+async def test_an_orphan_whose_drain_failed_stays_failed_and_bound(tmp_path: Path, ec2: MemoryEc2) -> None:
+    """It may run pods, as any other machine may."""
+    core = await started(make_core(make_backend(tmp_path, ec2), options=RECOVERS))
+    await with_orphan(core, ec2)
+    ec2.root_state = "failed"
+    await core.drain(ORPHAN, 0)
+    assert (await settled(core, ORPHAN)).state is MachineState.FAILED
+    await ec2.clock.sleep(1000)
+    record = await core.get(ORPHAN)
+    assert (record.state, record.machine.cluster, record.machine.host.ref) == (MachineState.FAILED, "team-a", "i-0ld")
+
+
+@pytest.mark.parametrize(
+    ("tags", "state"), [({}, MachineState.IDLE), ({"bigfleet:cluster": "team-b"}, MachineState.FAILED)]
+)
+async def test_an_orphan_that_could_not_be_deleted_is_idle_again_if_it_is_in_no_cluster(
+    tags: dict[str, str], state: MachineState, tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    """In doubt it is never terminated unasked."""
+    core = await started(make_core(make_backend(tmp_path, ec2), options=RECOVERS))
+    await with_orphan(core, ec2, is_bound=False)
+    ec2.instances["i-0ld"] = replace(ec2.instances["i-0ld"], tags={**ec2.instances["i-0ld"].tags, **tags})
+    ec2.faults["TerminateInstances"] = [refused("TerminateInstances", "OperationNotPermitted", "protected")]
+    await core.delete(ORPHAN)
+    assert (await settled(core, ORPHAN)).state is MachineState.FAILED
+    await ec2.clock.sleep(1000)
+    record = await core.get(ORPHAN)
+    assert (record.state, record.machine.host.ref, len(ec2.live())) == (state, "i-0ld", 2)
 
 
 async def test_while_a_create_runs_its_own_instance_counts_and_not_an_older_one(tmp_path: Path, ec2: MemoryEc2) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bigfleet.provider.backends.aws.api import Ec2Instance, Message
 from bigfleet.provider.backends.aws.reclaim_queue import REBALANCE, STATE_CHANGE, WARNING
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.testing.cores import settled
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.provider.backends.aws.memory_aws import (
@@ -26,6 +28,22 @@ from tests.provider.backends.aws.memory_aws import (
 from tests.provider.harness import make_core, started
 
 pytestmark = pytest.mark.virtual_time
+
+
+def event(kind: str, instance_id: str, *, source: str = "aws.ec2", **detail: Any) -> str:
+    """Return an event as EventBridge sends it."""
+    body = {
+        "version": "0",
+        "id": "1-2-3-4",
+        "detail-type": kind,
+        "source": source,
+        "account": "123456789012",
+        "time": "2026-01-31T12:00:00Z",
+        "region": "us-east-1",
+        "resources": [f"arn:aws:ec2:us-east-1:123456789012:instance/{instance_id}"],
+        "detail": {"instance-id": instance_id, **detail},
+    }
+    return json.dumps(body)
 
 
 class World:
@@ -46,18 +64,7 @@ class World:
 
     async def say(self, kind: str, instance_id: str, *, source: str = "aws.ec2", **detail: Any) -> None:
         """Send an event as EventBridge does, and let it be read."""
-        body = {
-            "version": "0",
-            "id": "1-2-3-4",
-            "detail-type": kind,
-            "source": source,
-            "account": "123456789012",
-            "time": "2026-01-31T12:00:00Z",
-            "region": "us-east-1",
-            "resources": [f"arn:aws:ec2:us-east-1:123456789012:instance/{instance_id}"],
-            "detail": {"instance-id": instance_id, **detail},
-        }
-        await self.send(json.dumps(body))
+        await self.send(event(kind, instance_id, source=source, **detail))
 
     async def send(self, body: str) -> None:
         """Send any text."""
@@ -134,6 +141,48 @@ async def test_a_warning_about_an_instance_that_no_inventory_has_shown_yet_count
     await reading
     await world.say(WARNING, ref)
     assert (await core.get(other)).machine.interruption_probability == 0.99
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "reached", "probability"),
+    [(WARNING, "running", MachineState.IDLE, 0.99), (STATE_CHANGE, "terminated", MachineState.FAILED, 0.001)],
+)
+async def test_events_that_waited_for_a_start_are_read_after_its_first_inventory(
+    kind: str,
+    state: str,
+    reached: MachineState,
+    probability: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before it every instance is unknown; a loaded store lets the feed begin at once."""
+    ec2 = MemoryEc2(LoopClock())
+    offering = {**SPOT_OFFERING, "price_per_hour": 0.03}
+    options = CoreOptions(is_inline=True, failed_hold_seconds=0.0)
+    path = tmp_path / "s.db"
+    store = SqliteProviderStore(path, is_power_safe=False)
+    before = await started(make_core(make_backend(tmp_path, ec2, offering), store=store, options=options))
+    await before.create(SPOT_MACHINE)
+    ref = (await settled(before, SPOT_MACHINE)).machine.host.ref
+    await before.stop()
+    ec2.instances[ref] = replace(ec2.instances[ref], state=state)
+    body = event(kind, ref, state=state)
+    queue = MemoryQueue(ec2.clock, [Message(body=body, receipt="r-1", receipts=0)])
+    describe = ec2.describe
+
+    async def slow(filters: Mapping[str, Sequence[str]]) -> Sequence[Ec2Instance]:
+        await ec2.clock.sleep(5)
+        return await describe(filters)
+
+    monkeypatch.setattr(ec2, "describe", slow)
+    backend = make_backend(tmp_path, ec2, offering, queue=queue)
+    store = SqliteProviderStore(path, is_power_safe=False)
+    core = await started(make_core(backend, store=store, options=options))
+    await ec2.clock.sleep(30)
+    record = await core.get(SPOT_MACHINE)
+    assert (record.state, record.machine.interruption_probability) == (reached, probability)
+    assert (queue.messages, backend.event_counts) == ([], {"pushed": 1})
+    await core.stop()
 
 
 async def test_other_events_and_instances_are_deleted_and_counted(world: World) -> None:

@@ -209,9 +209,12 @@ class InlineCalls:
 
     def __init__(self, host: MemoryHost) -> None:
         self._host = host
+        self._is_closed = False
 
     async def call(self, job: Job[T]) -> T:
         await asyncio.sleep(0)
+        if self._is_closed:
+            raise HostDown("this connection was closed")
         await self._host.answers.wait()
         if self._host.is_down:
             raise HostDown("connection refused")
@@ -231,7 +234,7 @@ class InlineCalls:
         return await self.call(job)
 
     def close(self) -> None:
-        pass
+        self._is_closed = True
 
 
 class Nodes:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from bigfleet.cli.runtime.system import SystemClock
-from bigfleet.provider.backends.libvirt.connections import CONNECT_PAUSE_SECONDS, HostThreads
+from bigfleet.provider.backends.libvirt.connections import AGENT_THREADS, CONNECT_PAUSE_SECONDS, HostThreads
 from bigfleet.provider.backends.libvirt.hypervisor import HostDown, HostError, Hypervisor
 from tests.provider.backends.libvirt.memory_host import MemoryHost
 
@@ -116,3 +116,32 @@ async def test_guests_are_asked_beside_the_jobs_and_find_a_broken_connection() -
     hang.set()
     await waiting
     threads.close()
+
+
+async def test_guests_that_wait_for_a_thread_hear_that_the_host_is_down_when_its_connection_is_closed() -> None:
+    """Another address of the host, while more guests are asked than there are threads."""
+    threads, hang = Daemon().threads(), threading.Event()
+    assert await threads.call_agent(lambda _hypervisor: 7) == 7
+    asked = [asyncio.create_task(threads.call_agent(lambda _hypervisor: hang.wait())) for _ in range(AGENT_THREADS)]
+    waiting = asyncio.create_task(threads.call_agent(lambda _hypervisor: 8))
+    await asyncio.sleep(0.01)
+    threads.close()
+    with pytest.raises(HostDown, match="this connection was closed"):
+        await waiting
+    with pytest.raises(HostDown, match="this connection was closed"):
+        await threads.call(lambda _hypervisor: 9)
+    with pytest.raises(HostDown, match="this connection was closed"):
+        await threads.call_agent(lambda _hypervisor: 9)
+    hang.set()
+    assert await asyncio.gather(*asked) == [True] * AGENT_THREADS
+
+
+async def test_a_caller_that_is_cancelled_after_the_connection_was_closed_ends_as_cancelled() -> None:
+    threads, hang = Daemon().threads(), threading.Event()
+    caller = asyncio.create_task(threads.call(lambda _hypervisor: hang.wait()))
+    await asyncio.sleep(0.01)
+    threads.close()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    hang.set()

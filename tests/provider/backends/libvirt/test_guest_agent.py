@@ -2,16 +2,17 @@
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.libvirt.guest_agent import BLOB_PATH, BOOTSTRAP_PROGRAM, DRAIN_PROGRAM
-from bigfleet.provider.backends.libvirt.hypervisor import AgentSilent
+from bigfleet.provider.backends.libvirt.hosts_file import parse_kvm_hosts
+from bigfleet.provider.backends.libvirt.hypervisor import AgentSilent, HostError
 from bigfleet.provider.backends.libvirt.names import domain_name
-from tests.provider.backends.libvirt.memory_host import Nodes, Provider
+from tests.provider.backends.libvirt.memory_host import Nodes, Provider, document
 from tests.provider.harness import state_of
 
 pytestmark = pytest.mark.virtual_time
@@ -32,6 +33,8 @@ class Guest:
         self.has_drain = True
         self.seen_blob = b""
         self.is_silent = False
+        #: Called when the bootstrap program begins.
+        self.on_bootstrap: Callable[[], None] = lambda: None
         self.ended: dict[int, int] = {}
 
     def answer(self, _domain: str, command: str, arguments: Mapping[str, Any]) -> Any:
@@ -51,6 +54,8 @@ class Guest:
             assert arguments["capture-output"] is False
             return {"pid": self._run(arguments["path"], arguments["arg"])}
         if command == "guest-exec-status":
+            if arguments["pid"] not in self.ended:
+                raise HostError(f"PID {arguments['pid']} does not exist")
             return {"exited": True, "exitcode": self.ended[arguments["pid"]]}
         return {}
 
@@ -68,6 +73,7 @@ class Guest:
             self.runs.append((path, *arguments))
         if path == BOOTSTRAP_PROGRAM:
             self.seen_blob = self.files[BLOB_PATH]
+            self.on_bootstrap()
         self.ended[len(self.ended)] = exit_code
         return len(self.ended) - 1
 
@@ -125,6 +131,57 @@ async def test_a_create_waits_for_the_agent() -> None:
     guest.is_silent = False
     await asyncio.sleep(3)
     assert await state_of(provider.core, SMALL) is S.IDLE
+
+
+async def interrupted(provider: Provider, guest: Guest, trouble: str) -> None:
+    """Configure a machine whose agent, or whose host, answers nothing while the bootstrap program runs.
+
+    With trouble `address` the host has another one afterwards.
+    """
+
+    def interrupt() -> None:
+        guest.is_silent = trouble != "host"
+        provider.host.is_down = trouble == "host"
+        if trouble == "address":
+            provider.backend.replace_hosts(parse_kvm_hosts(document(h={"uri": "test:///other"})))
+
+    guest.on_bootstrap = interrupt
+    await provider.create(SMALL)
+    await provider.configure(SMALL, "team-a", BLOB)
+    assert await state_of(provider.core, SMALL) is S.CONFIGURING
+    await asyncio.sleep(30)
+    assert await state_of(provider.core, SMALL) is S.CONFIGURING
+
+
+@pytest.mark.parametrize("trouble", ["agent", "host", "address"])
+async def test_a_program_outlives_an_agent_or_a_host_that_does_not_answer(trouble: str) -> None:
+    """A saturated guest, an agent that the program restarts, an upgrade of libvirtd."""
+    provider, guest = await started()
+    await interrupted(provider, guest, trouble)
+    guest.is_silent = provider.host.is_down = False
+    await asyncio.sleep(5)
+    assert await state_of(provider.core, SMALL) is S.CONFIGURED
+    assert guest.runs == [(BOOTSTRAP_PROGRAM, "team-a")]
+    assert guest.files == {}
+
+
+async def test_a_program_whose_exit_code_the_agent_forgot_fails_its_configure_and_the_blob_is_removed() -> None:
+    provider, guest = await started()
+    await interrupted(provider, guest, "agent")
+    guest.ended.clear()
+    guest.is_silent = False
+    await asyncio.sleep(5)
+    record = await provider.core.get(SMALL)
+    assert record.state is S.FAILED
+    assert "PID" in record.machine.last_error
+    assert guest.files == {}
+
+
+async def test_an_agent_that_never_answers_again_ends_in_a_timeout() -> None:
+    provider, guest = await started()
+    await interrupted(provider, guest, "agent")
+    await asyncio.sleep(300)
+    assert (await provider.core.get(SMALL)).machine.last_error.startswith("TIMEOUT: timeout: configure")
 
 
 @pytest.mark.parametrize("program", [BOOTSTRAP_PROGRAM, DRAIN_PROGRAM])

@@ -161,6 +161,28 @@ async def test_a_host_that_is_down_or_full_is_a_stockout_and_other_hosts_go_on(t
     assert await state_of(provider.core, "p/z/b/small/000") is S.IDLE
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_slots_come_back_with_their_host_however_long_it_was_away(hangs: bool) -> None:
+    """More holds pass than there are tries."""
+    options = CoreOptions(is_inline=True, failed_hold_seconds=600.0)
+    provider = await Provider(document(a={}, b={}), options=options).start()
+    everything = await provider.ids()
+    host = provider.hosts["a"]
+    host.is_down = True
+    await provider.create("p/z/a/small/000")
+    assert await state_of(provider.core, "p/z/a/small/000") is S.FAILED
+    if hangs:
+        host.is_down = False
+        host.answers.clear()
+    await asyncio.sleep(3600)
+    assert await state_of(provider.core, "p/z/a/small/000") is S.FAILED
+    host.is_down = False
+    host.answers.set()
+    await asyncio.sleep(600)
+    assert await state_of(provider.core, "p/z/a/small/000") is S.SPECULATIVE
+    assert await provider.ids(S.SPECULATIVE) == everything
+
+
 async def test_volumes_that_a_create_needs_are_not_taken_for_leftovers() -> None:
     host = MemoryHost()
     guest = Guest(machine_id=SMALL, provider="p", pool="default", image=IMAGE, disk_mib=1)

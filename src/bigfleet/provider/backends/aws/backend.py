@@ -4,8 +4,9 @@ docs/spec/aws-provider.md. All kinds are resumable: each step looks before it ac
 write the state, and never terminate an instance that no call named.
 """
 
+import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -32,13 +33,20 @@ from bigfleet.provider.backend import (
     Transient,
 )
 from bigfleet.provider.backends.aws.api import PENDING, RUNNING, AwsError, Ec2, Ec2Instance, Queue
-from bigfleet.provider.backends.aws.batches import Batches, InstanceGone, InstanceWatch, terminate_each
+from bigfleet.provider.backends.aws.batches import (
+    VISIBLE_SECONDS_MAX,
+    Batches,
+    InstanceGone,
+    InstanceWatch,
+    terminate_each,
+)
 from bigfleet.provider.backends.aws.channel import AgentAnswer, Channel
 from bigfleet.provider.backends.aws.errors import (
     STOCKOUT_MEMORY_SECONDS,
     STOCKOUT_RETRY_SECONDS,
     AwsRefused,
     Meaning,
+    is_not_found,
     is_stockout_reason,
     meaning_of,
     raised,
@@ -50,7 +58,10 @@ from bigfleet.provider.backends.aws.inventory import (
     capacity_type_of_instance,
     facts,
     instance_of,
+    is_known_host,
+    is_known_orphan,
     orphan_id,
+    orphan_instance,
 )
 from bigfleet.provider.backends.aws.launch import (
     TAG_CLUSTER,
@@ -88,7 +99,8 @@ REPLACE_ROOT: Final = "replace-root"
 NONE: Final = "none"
 DELETE_ONLY: Final = "delete-only"
 RESETS: Final = (REPLACE_ROOT, NONE, DELETE_ONLY)
-_TASK_RUNS: Final = frozenset({"pending", "in-progress", "failing"})
+_TASK_PENDING: Final = "pending"
+_TASK_RUNS: Final = frozenset({_TASK_PENDING, "in-progress", "failing"})
 _TASK_SUCCEEDED: Final = "succeeded"
 _CLOUD_CONFIG: Final = b"#cloud-config"
 
@@ -148,7 +160,9 @@ class AwsBackend:
         self._lookup: MachineLookup = lambda _machine_id: None
         #: Operations that this process has launched for.
         self._asked: set[str] = set()
-        #: Instances by id, as they were seen last.
+        #: Set by the first inventory: from here on an instance that was not seen is none of ours.
+        self._first_read = asyncio.Event()
+        #: Instances by id, as they were seen last, ended ones included.
         self._seen: dict[str, Ec2Instance] = {}
         #: Those that a call has made or changed since the last inventory began: it may not show them so.
         self._changed: dict[str, Ec2Instance] = {}
@@ -163,6 +177,7 @@ class AwsBackend:
                 host=self._host_of,
                 note_reclaim=interruptions.note_reclaim,
                 counts=self.event_counts,
+                begin=self._first_read.wait,
             )
             # The kit detects the method.
             self.feed = events.run
@@ -193,7 +208,9 @@ class AwsBackend:
         live = [each for each in instances if not each.is_ending]
         self._interruptions.look(live)
         self._ended &= {each.id for each in instances}
-        self._seen = {each.id: each for each in live} | self._changed
+        # Those that end too: the message about it may come after this look.
+        self._seen = {each.id: each for each in instances} | self._changed
+        self._first_read.set()
         await self._refresh_prices(live)
         used = [each.tags[TAG_MACHINE] for each in live if TAG_MACHINE in each.tags]
         slots = slots_of(self._offerings, used, self._template)
@@ -426,13 +443,24 @@ class AwsBackend:
                 raise
             _log.error("aws.root_not_replaced", instance=instance_id, error=str(error), advice="it has to be deleted")
             return False
+        begun_seconds = self._clock.monotonic_seconds()
         while True:
-            state = (await self._ec2.root_replacements([task])).get(task, "pending")
+            state = await self._root_state(task, begun_seconds)
             if state == _TASK_SUCCEEDED:
                 return True
             if state not in _TASK_RUNS:
                 raise AwsRefused(f"the root volume of {instance_id} was not replaced: {task} is {state}")
             await self._clock.sleep(self.settings.poll_seconds)
+
+    async def _root_state(self, task: str, begun_seconds: float) -> str:
+        """Return the state of a replacement; one that began a moment ago may not be visible yet."""
+        try:
+            return (await self._ec2.root_replacements([task])).get(task, _TASK_PENDING)
+        except AwsError as error:
+            seconds = self._clock.monotonic_seconds() - begun_seconds
+            if is_not_found(error) and seconds < VISIBLE_SECONDS_MAX:
+                return _TASK_PENDING
+            raise
 
     def _reuse_fault(self, instance: Ec2Instance, cluster: str | None) -> str:
         """Return why an instance cannot be configured for a cluster, "" when it can; None is any cluster."""
@@ -481,18 +509,38 @@ class AwsBackend:
             raise raised(error) from error
 
     async def adopt(self, machine: MachineView) -> Found:
-        """Say what instance a failed machine has. It is clean without an order that a cluster's agent may have seen."""
-        await self._describes.take()
-        try:
-            instances = await self._ec2.describe({f"tag:{TAG_MACHINE}": [machine.id]})
-        except AwsError as error:
-            raise raised(error) from error
-        instance = instance_of(machine.id, instances, self._lookup(machine.id))
+        """Say what instance a failed machine has. It is clean without an order that a cluster's agent may have seen.
+
+        Raises AwsRefused for an orphan that is bound to no cluster and not clean: it is never terminated unasked.
+        """
+        orphan = orphan_instance(self.provider, machine.id)
+        instance = await (self._find_orphan(orphan) if orphan else self._find_host(machine))
         if instance is None:
             return Found(kind=FoundKind.NO_HOST)
         host = Host(ref=instance.id, node_name=instance.private_dns)
         is_clean = instance.state == RUNNING and not {TAG_CLUSTER, TAG_CONFIGURE, TAG_DRAIN} & instance.tags.keys()
+        if orphan and not is_clean and not machine.cluster:
+            raise AwsRefused(f"{orphan} is {instance.state} and may serve a cluster: check it, then recover it")
         return Found(kind=FoundKind.CLEAN if is_clean else FoundKind.DIRTY, host=host)
+
+    async def _find_host(self, machine: MachineView) -> Ec2Instance | None:
+        """Return the instance with a machine's tag that no orphan in the state has."""
+        found = await self._described({f"tag:{TAG_MACHINE}": [machine.id]})
+        free = [each for each in found if not is_known_orphan(each, self.provider, self._lookup)]
+        return instance_of(machine.id, free, self._lookup(machine.id))
+
+    async def _find_orphan(self, instance_id: str) -> Ec2Instance | None:
+        """Return the instance of an orphan, None when it ends, or is the host of its tag's machine."""
+        found = await self._described({"instance-id": [instance_id], f"tag:{TAG_PROVIDER}": [self.provider]})
+        free = (each for each in found if not each.is_ending and not is_known_host(each, self._lookup))
+        return next(free, None)
+
+    async def _described(self, filters: Mapping[str, Sequence[str]]) -> Sequence[Ec2Instance]:
+        await self._describes.take()
+        try:
+            return await self._ec2.describe(filters)
+        except AwsError as error:
+            raise raised(error) from error
 
     # ---- shared calls --------------------------------------------------------------------------------------------
 

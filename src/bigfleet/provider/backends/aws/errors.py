@@ -42,6 +42,7 @@ _STOCKOUT_REASONS: Final = frozenset(
 )
 #: EC2 does not know the instance, or never gave such an id.
 _UNKNOWN_INSTANCE: Final = frozenset({"InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"})
+_NOT_FOUND_SUFFIX: Final = ".NotFound"
 _ABSENT_OBJECT: Final = frozenset({"NoSuchKey", "404"})
 #: EC2's answer to a dry run that it would carry out.
 _WOULD_SUCCEED: Final = "DryRunOperation"
@@ -88,6 +89,11 @@ def is_stockout_reason(reason: str) -> bool:
 def is_unknown_instance(error: AwsError) -> bool:
     """Return whether EC2 does not know the instance of the call."""
     return error.code in _UNKNOWN_INSTANCE
+
+
+def is_not_found(error: AwsError) -> bool:
+    """Return whether EC2 does not know what the call names, or does not show it yet."""
+    return error.code.endswith(_NOT_FOUND_SUFFIX)
 
 
 def is_absent_object(error: AwsError) -> bool:

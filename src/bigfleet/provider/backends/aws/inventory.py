@@ -1,7 +1,8 @@
 """Turns offerings and instances into the facts that the kit reconciles: slots, hosts, orphans.
 
 docs/spec/aws-provider.md §8. An instance is ours by its tag. Of two instances for one machine the one that the state
-knows is its host; the other is listed as an orphan and never terminated unasked.
+knows is its host; the other is listed as an orphan and never terminated unasked. An orphan that the state knows must
+never become the host of another machine.
 """
 
 from collections import defaultdict
@@ -26,6 +27,26 @@ def orphan_id(provider: str, instance_id: str) -> str:
     return f"{provider}/{ORPHAN}/{instance_id}"
 
 
+def orphan_instance(provider: str, machine_id: str) -> str:
+    """Return the instance of an orphan's machine id, "" for the id of any other machine."""
+    prefix = orphan_id(provider, "")
+    return machine_id.removeprefix(prefix) if machine_id.startswith(prefix) else ""
+
+
+def is_known_orphan(instance: Ec2Instance, provider: str, lookup: MachineLookup) -> bool:
+    """Return whether the state has an instance as the host of its orphan's id, and not as that of its tag's machine."""
+    return _has(lookup(orphan_id(provider, instance.id)), instance) and not is_known_host(instance, lookup)
+
+
+def is_known_host(instance: Ec2Instance, lookup: MachineLookup) -> bool:
+    """Return whether the state has an instance as the host of the machine that its tag names."""
+    return _has(lookup(instance.tags.get(TAG_MACHINE, "")), instance)
+
+
+def _has(known: KnownMachine | None, instance: Ec2Instance) -> bool:
+    return known is not None and known.machine.host.ref == instance.id
+
+
 def instance_of(machine_id: str, instances: Iterable[Ec2Instance], known: KnownMachine | None) -> Ec2Instance | None:
     """Return the instance that is a machine's host: the one that the state knows, else the oldest; None without any."""
     live = [each for each in instances if not each.is_ending and each.tags.get(TAG_MACHINE) == machine_id]
@@ -33,9 +54,8 @@ def instance_of(machine_id: str, instances: Iterable[Ec2Instance], known: KnownM
 
 
 def _rank(instance: Ec2Instance, known: KnownMachine | None) -> tuple[bool, bool, float, str]:
-    is_host = known is not None and known.machine.host.ref == instance.id
     is_current = known is not None and known.operation_id == instance.tags.get(TAG_OPERATION, "-")
-    return (not is_host, not is_current, instance.launched_unix_seconds, instance.id)
+    return (not _has(known, instance), not is_current, instance.launched_unix_seconds, instance.id)
 
 
 def facts(
@@ -54,7 +74,8 @@ def facts(
             of_machine[instance.tags.get(TAG_MACHINE, "")].append(instance)
     found: list[Slot] = list(offered.values())
     for machine_id, candidates in of_machine.items():
-        host = instance_of(machine_id, candidates, lookup(machine_id)) if machine_id else None
+        free = [each for each in candidates if not is_known_orphan(each, provider, lookup)]
+        host = instance_of(machine_id, free, lookup(machine_id)) if machine_id else None
         for instance in candidates:
             slot = offered.get(machine_id) or describe_unoffered(instance)
             is_host = instance is host

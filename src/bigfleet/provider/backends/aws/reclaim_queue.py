@@ -5,7 +5,7 @@ has no further effect. An event about an instance that is not a machine's host i
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final
@@ -64,17 +64,23 @@ class ReclaimQueue:
         host: Callable[[str], HostOfMachine | None],
         note_reclaim: Callable[[Ec2Instance], None],
         counts: Counter[str],
+        begin: Callable[[], Awaitable[object]],
     ) -> None:
-        """`host` finds the machine of an instance id, None when it is not a machine's host, or one that we end."""
+        """`host` finds the machine of an instance id, None when it is not a machine's host, or one that we end.
+
+        `begin` returns once `host` knows every instance: until then an event would be taken for one of others.
+        """
         self._queue = queue
         self._clock = clock
         self._host = host
         self._note_reclaim = note_reclaim
         #: Messages by what became of them: pushed, unknown, foreign, no news, poison.
         self._counts = counts
+        self._begin = begin
 
     async def run(self, feed: Feed) -> None:
         """Push what comes until cancelled. A queue that cannot be read is asked again after 10 s."""
+        await self._begin()
         while True:
             try:
                 messages = await self._queue.receive()

@@ -18,6 +18,7 @@ from bigfleet.provider.operations.invoke import BACKEND_THREADS
 
 _log = structlog.get_logger("bigfleet.provider.backends.libvirt.connections")
 
+A = TypeVar("A")
 T = TypeVar("T")
 Job = Callable[[Hypervisor], T]
 
@@ -67,10 +68,11 @@ class HostThreads:
         self._hypervisor: Hypervisor | None = None
         self._failed_seconds: float | None = None
         self._failure = ""
+        self._is_closed = False
 
     async def call(self, job: Job[T]) -> T:
         """Run a job after those before it; a job that is cancelled before it began is not run."""
-        return await asyncio.get_running_loop().run_in_executor(self._jobs, self._run, job)
+        return await self._run_on(self._jobs, self._run, job)
 
     async def call_agent(self, job: Job[T]) -> T:
         """Run a job on the connection that there is, or on a new one."""
@@ -78,11 +80,24 @@ class HostThreads:
         if hypervisor is None:
             hypervisor = await self.call(_same)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._agents, job, hypervisor)
+            return await self._run_on(self._agents, job, hypervisor)
         except HostDown:
             # The thread of the jobs finds out as well, and drops the connection.
             await self.call(_look)
             raise
+
+    async def _run_on(self, threads: ThreadPoolExecutor, work: Callable[[A], T], argument: A) -> T:
+        """Run work on a thread. Raises HostDown once this connection is closed, also for work that still waited."""
+        if self._is_closed:
+            raise HostDown(f"{self._uri}: this connection was closed")
+        future = threads.submit(work, argument)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_closed or task is None or task.cancelling():
+                raise
+            raise HostDown(f"{self._uri}: this connection was closed") from None
 
     def _run(self, job: Job[T]) -> T:
         hypervisor = self._opened()
@@ -123,6 +138,7 @@ class HostThreads:
             if self._hypervisor is not None:
                 self._hypervisor.close()
 
+        self._is_closed = True
         self._agents.shutdown(wait=False, cancel_futures=True)
         self._jobs.submit(close)
         self._jobs.shutdown(wait=False)

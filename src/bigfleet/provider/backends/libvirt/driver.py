@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from bigfleet.model.clock import Clock
-from bigfleet.provider.backend import FoundKind, MachineView, Op, Stockout
+from bigfleet.provider.backend import FoundKind, MachineView, Op, Stockout, Transient
 from bigfleet.provider.backends.libvirt import domain_steps
 from bigfleet.provider.backends.libvirt.connections import HostCalls, Job
 from bigfleet.provider.backends.libvirt.domain_steps import Guest
@@ -202,7 +202,7 @@ class LibvirtDriver:
         return await self._step(host, lambda hypervisor: domain_steps.is_active(hypervisor, guest), op)
 
     def _agent(self, host: str, guest: Guest) -> GuestAgent:
-        return GuestAgent(self._host(host), guest.domain, self._clock)
+        return GuestAgent(lambda: self._host(host), guest.domain, self._clock)
 
     async def configure(self, machine: MachineView, carved: Carved, cluster: str, blob: bytes, op: Op) -> str:
         """Boot the machine into a cluster, and return the name that its node will have."""
@@ -322,9 +322,8 @@ class LibvirtDriver:
     # ---- facts -------------------------------------------------------------------------------------------------------
 
     async def adopt(self, machine: MachineView, carved: Carved) -> FoundKind:
-        """Return what is there; a running machine is clean only after a drain. Raises HostDown."""
-        guest = self.guest(machine.id)
-        facts = await self._host(carved.host).call(lambda hypervisor: domain_steps.find(hypervisor, guest))
+        """Return what is there; a running machine is clean only after a drain. Raises Transient for a silent host."""
+        facts = await self._found(self.guest(machine.id), carved.host)
         if facts is None or facts.record is None:
             return FoundKind.NO_HOST
         if not facts.is_active and not facts.record.cluster:
@@ -333,8 +332,21 @@ class LibvirtDriver:
         nodes = self._bootstrap.nodes
         if not facts.is_active or not is_bound or nodes is None:
             return FoundKind.DIRTY
-        is_ready = await nodes.is_ready(machine.cluster, self._node_name(guest, facts.record))
+        is_ready = await nodes.is_ready(machine.cluster, self._node_name(self.guest(machine.id), facts.record))
         return FoundKind.SERVING if is_ready else FoundKind.DIRTY
+
+    async def _found(self, guest: Guest, host: str) -> DomainFacts | None:
+        """Return the domain of a machine. Raises Transient when its host does not answer: it is asked again later."""
+        if host in self.unread:
+            raise Transient(f"host {host}: {self.unread[host]}")
+        try:
+            async with asyncio.timeout(LOOK_SECONDS_MAX):
+                facts = await self._host(host).call(lambda hypervisor: domain_steps.find(hypervisor, guest))
+        except TimeoutError as error:
+            raise Transient(f"host {host}: no answer within {LOOK_SECONDS_MAX:.0f} s") from error
+        except HostDown as error:
+            raise Transient(f"host {host}: {error}") from error
+        return facts
 
     async def inventory(self) -> Sequence[Standing]:
         """Return every domain of ours on the hosts that answer."""

@@ -161,9 +161,7 @@ def _check_class(place: str, kind: MachineClass, width: int) -> None:
     if len(kind.supply) != width or len(kind.allocatable) not in (0, width):
         raise ProblemFault(f"{place}: supply and allocatable need {width} entries, one per dimension")
     _check_range(f"{place}.supply", min(kind.supply, default=0), max(kind.supply, default=0), AMOUNT_MAX)
-    _check_range(
-        f"{place}.allocatable", min(kind.allocatable, default=0), max(kind.allocatable, default=0), AMOUNT_MAX
-    )
+    _check_range(f"{place}.allocatable", min(kind.allocatable, default=0), max(kind.allocatable, default=0), AMOUNT_MAX)
     stock = 0 if kind.stock is None else kind.stock
     numbers = (kind.cost, kind.held, kind.held_cost, stock, kind.probability)
     _check_range(f"{place}: cost, held, held_cost, stock or probability", min(numbers), max(numbers))

@@ -10,7 +10,7 @@ from bigfleet.engine.targets import class_key
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need, amounts_of
-from bigfleet.model.profile import Profile
+from bigfleet.model.profile import Profile, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
@@ -202,3 +202,33 @@ def test_half_of_a_cluster_may_be_in_one_spot_pool() -> None:
     assert cheap <= dear
     assert "t4.16/a" in limited
     assert acquired(PlanSettings(spot_pool_percent_max=0))[1:] == (0, ())
+
+
+def test_disks_of_more_than_32_tebibytes_are_planned_with() -> None:
+    """A machine with 120 TB hosts twelve pods of 10 TB: one is acquired, not four."""
+    allocatable = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "120T"}
+    machines = [offer(f"m{n}", 64, 256, 10.0, allocatable=allocatable) for n in range(6)]
+    shape = DemandShape({"cpu": 1000, "memory": GIB, "ephemeral-storage": 10**16}, 12)
+    demand = [need("c", shape)]
+    targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
+
+    decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+
+    assert targets["c"].counts == {class_key(machines[0]): 1}
+    assert [action.machine_id for action in decision.actions] == ["m0"]
+
+
+def test_a_target_has_no_more_pods_than_the_spread_of_their_row_allows() -> None:
+    """Large machines are in zone a alone: beyond the small pods of zone b nothing could be scheduled there."""
+    machines = [offer(f"a{n}", 8, 32, 1.0) for n in range(8)]
+    machines += [offer(f"{zone}-small{n}", 2, 8, 0.3, zone=zone) for zone in ("a", "b") for n in range(4)]
+    row = need("c", pods(8000, 2, 6), pods(1000, 1, 2))
+    strict = (TopologySpread("topology.kubernetes.io/zone", 1, SpreadMode.DO_NOT_SCHEDULE),)
+    demand = [replace(row, profile=replace(row.profile, spreads=strict))]
+    targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
+
+    decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+
+    assert violations(machines, demand, OPTIONS, decision) == []
+    assert not decision.rows[0].satisfied
+    assert len(decision.actions) <= 4

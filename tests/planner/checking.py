@@ -82,7 +82,8 @@ def _spread(problem: Problem, position: int, where: Counter[int]) -> list[str]:
     for k, kind in enumerate(problem.classes):
         has_room = all(wants <= has for wants, has in zip(asked.request, kind.supply, strict=True))
         may_host = asked.matches >> k & 1 and has_room and not (asked.is_pinned and kind.probability)
-        if may_host and (kind.held or kind.stock is None or kind.stock):
+        # A domain of which nothing is held may be left out.
+        if may_host and (kind.held or where[k]):
             by_domain[kind.domain(asked.spread.key)] += where[k]
     placed = [n for domain, n in by_domain.items() if domain is not None]
     if placed and max(placed) - min(placed) > asked.spread.skew:

@@ -210,6 +210,60 @@ def test_strict_spread_is_even_over_zones() -> None:
     assert found.added == (3, 2, 2)
 
 
+def test_a_zone_with_little_stock_is_left_out_of_a_strict_spread() -> None:
+    """With one machine of four pods in zone c, 14 of 30 pods would run; zones a and b host all of them."""
+    classes = [kind(zone, 4000, 16384, 0.2, zone=zone, stock=1 if zone == "c" else None) for zone in "abc"]
+    asked = problem(classes, [shape(1000, 1024, 30, 3, spread=PlannerSpread("zone"))])
+    found = plan(asked)
+
+    assert found.unhosted == ()
+    assert found.added[2] == 0
+    assert faults(asked, found) == []
+
+
+def test_a_zone_in_which_machines_are_held_counts_in_a_strict_spread_however_little_stock_it_has() -> None:
+    """Its nodes are there, and pods run: the shares stay even, and what has no machine is out of stock."""
+    classes = [kind(zone, 4000, 16384, 0.2, zone=zone, stock=None) for zone in "ab"]
+    classes.append(kind("c", 4000, 16384, 0.2, zone="c", held=1, stock=0))
+    found = plan(problem(classes, [shape(1000, 1024, 30, 3, spread=PlannerSpread("zone"))]))
+
+    assert [(each.count, each.reason) for each in found.unhosted] == [(6, UnhostedReason.OUT_OF_STOCK)]
+
+
+def test_shapes_of_a_row_are_planned_as_far_as_its_spread_allows_them_together() -> None:
+    """Large machines are in zone a alone; with two small pods the spread has room for one large one."""
+    classes = [kind("large", 8000, 16384, 1.0, zone="a"), kind("small", 2000, 4096, 0.3, zone="b")]
+    spread = PlannerSpread("zone")
+    asked = problem(classes, [shape(8000, 1024, 6, 2, spread=spread), shape(1000, 1024, 2, 2, spread=spread)])
+    found = plan(asked)
+
+    assert [(each.shape, each.count, each.reason) for each in found.unhosted] == [
+        (0, 5, UnhostedReason.SPREAD_HOLDS_BACK)
+    ]
+
+
+def test_disks_of_more_than_32_tebibytes_are_not_cut() -> None:
+    """A machine with 120 TB hosts twelve pods of 10 TB."""
+    tera = 10**15
+    asked = problem(
+        [kind("dense", 64000, 262144, 10.0, gpu=120 * tera)],
+        [shape(1000, 1024, 12, 1, gpu=10 * tera)],
+        dimensions=(*DIMENSIONS, "ephemeral-storage"),
+    )
+
+    assert plan(asked).added == (1,)
+
+
+def test_a_demand_that_does_not_fit_64_bits_is_planned_at_the_least_cost() -> None:
+    """The larger machines are cheaper for what they hold, and are not taken for dominated ones."""
+    classes = [kind("small", 64000, 1 << 20, 1.0, gpu=1 << 54), kind("large", 64000, 1 << 20, 1.5, gpu=1 << 55)]
+    asked = problem(classes, [shape(100, 128, 512, 2, gpu=1 << 54)], dimensions=(*DIMENSIONS, "ephemeral-storage"))
+    found = plan(asked)
+
+    assert faults(asked, found) == []
+    assert found.cost <= 1.05 * 256 * 1.5 * DOLLAR
+
+
 def test_stock_goes_to_the_row_that_is_served_first() -> None:
     """Three machines are there; the row of rank 0 gets its two, the other one has one pod too many."""
     classes = [kind("m", 1000, 4096, 0.1, stock=3)]

@@ -20,6 +20,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.problem import (
+    AMOUNT_MAX,
     BILLION,
     NANO,
     QUANTITY_MAX,
@@ -158,7 +159,7 @@ def _machine_class(
 
 
 def _bounded(room: Sequence[int]) -> tuple[int, ...]:
-    return tuple(min(milli, QUANTITY_MAX) if milli < UNLIMITED else QUANTITY_MAX for milli in room)
+    return tuple(min(milli, AMOUNT_MAX) if milli < UNLIMITED else QUANTITY_MAX for milli in room)
 
 
 def nanos(dollars: float) -> int:
@@ -170,7 +171,7 @@ def _shape(group: PodGroup, kinds: Sequence[_Kind], rank: int, dimensions: int) 
     row = group.row
     request = [0] * dimensions
     for d, milli in group.request:
-        request[d] = min(milli, QUANTITY_MAX)
+        request[d] = min(milli, AMOUNT_MAX)
     penalty = row.penalty_dollars
     spread = row.need.profile.strict_spread
     return PlannerShape(

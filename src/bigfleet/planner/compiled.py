@@ -264,7 +264,10 @@ def lacks_volume(demand, used, columns, counts, supply):
     for d in range(len(demand)):
         volume = demand[d]
         for n in range(columns):
-            volume -= min(volume, counts[used[n]] * supply[used[n], d])
+            has = supply[used[n], d]
+            # Divided first: the supply of many large machines does not fit 64 bits.
+            if has > 0 and volume > 0:
+                volume -= counts[used[n]] * has if counts[used[n]] <= volume // has else volume
         lacks = lacks or volume > 0
     return lacks
 

@@ -15,6 +15,8 @@ class UnhostedReason(Enum):
     OUT_OF_STOCK = "out_of_stock"
     #: No single domain can hold the whole gang.
     NO_DOMAIN_HOLDS_GANG = "no_domain_holds_gang"
+    #: A domain of the strict spread can host too few pods, and so holds the others down.
+    SPREAD_HOLDS_BACK = "spread_holds_back"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,21 @@ or those that can be acquired. Parts and columns are in canonical order, so the 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
 from bigfleet.planner.arena import NEVER, POINT, TIES, Arena, Bool, Fleet, Int
 from bigfleet.planner.hashing import noise
-from bigfleet.planner.problem import BILLION, Problem, SchedulerOrder
+from bigfleet.planner.problem import AMOUNT_MAX, BILLION, QUANTITY_MAX, Problem, SchedulerOrder
 
 #: Stands for unlimited stock: more machines than any cluster holds, small enough for sums.
 PLENTY: Final = 1 << 40
 #: Scores divide numbers below this many bits, so that a product with a score's points cannot overflow.
 _SCORE_BITS: Final = 35
+#: Bits of the supply of one machine, and of everything that is requested; sums and percentages of them have 64.
+_SUPPLY_BITS: Final = QUANTITY_MAX.bit_length()
+_DEMAND_BITS: Final = 62
 #: Nano-dollars an hour for the largest supply of a dimension, and how much more a scarce dimension counts.
 _OPPORTUNITY: Final = 500
 _SCARCE: Final = 8
@@ -47,6 +50,30 @@ class MachineColumn:
     stock: int
 
 
+class Units(NamedTuple):
+    """How amounts of each dimension are counted: in the problem's unit, but for what 64 bits do not carry.
+
+    Sums over all pods and percentages of a machine must fit; supplies are rounded down, requests up.
+    """
+
+    #: A supply of more counts as this: no machine hosts more than everything that is requested, (D).
+    supply_max: Int
+    #: A request of more counts as this, which is more than any machine has, (D).
+    request_max: Int
+    #: Bits that are dropped, (D).
+    shift: Int
+
+    def supply(self, amounts: Int) -> Int:
+        """Return supplies or allocatable amounts (N, D) in these units."""
+        result: Int = np.minimum(amounts, self.supply_max) >> self.shift
+        return result
+
+    def request(self, amounts: Int) -> Int:
+        """Return requests (N, D) in these units."""
+        result: Int = -(-np.minimum(amounts, self.request_max) >> self.shift)
+        return result
+
+
 class Kernels(Protocol):
     """The loops over pods and machines; both forms give equal answers."""
 
@@ -71,7 +98,8 @@ class Core:
     kernels: Kernels
     parts: tuple[Part, ...]
     columns: tuple[MachineColumn, ...]
-    #: In the problem's units, (P, D) and (C, D).
+    units: Units
+    #: In these units, (P, D) and (C, D).
     request: Int
     supply: Int
     #: Pods by part, (P).
@@ -237,13 +265,28 @@ def columns_of(problem: Problem) -> tuple[MachineColumn, ...]:
     return tuple(columns)
 
 
+def units_of(problem: Problem) -> Units:
+    """Return the units of a problem's dimensions: 1, unless a machine or the whole demand is too large for it."""
+    width = len(problem.dimensions)
+    supplies = np.array([kind.supply for kind in problem.classes], np.int64).reshape(len(problem.classes), width)
+    supply_max, request_max, shifts = list[int](), list[int](), list[int]()
+    for d, largest in enumerate(supplies.max(axis=0, initial=0).tolist()):
+        wanted = sum(min(shape.request[d], largest + 1) * shape.count for shape in problem.shapes)
+        most = min(max(wanted, QUANTITY_MAX), AMOUNT_MAX)
+        supply_max.append(most)
+        request_max.append(largest + 1)
+        shifts.append(max(min(largest, most).bit_length() - _SUPPLY_BITS, wanted.bit_length() - _DEMAND_BITS, 0))
+    return Units(np.array(supply_max, np.int64), np.array(request_max, np.int64), np.array(shifts, np.int64))
+
+
 def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[MachineColumn], kernels: Kernels) -> Core:
     """Return the arrays of some parts and columns."""
     shapes = [problem.shapes[part.shape] for part in parts]
     classes = [problem.classes[column.machine_class] for column in columns]
     width = len(problem.dimensions)
-    request = np.array([shape.request for shape in shapes], np.int64).reshape(len(parts), width)
-    supply = np.array([kind.supply for kind in classes], np.int64).reshape(len(columns), width)
+    units = units_of(problem)
+    request = units.request(np.array([shape.request for shape in shapes], np.int64).reshape(len(parts), width))
+    supply = units.supply(np.array([kind.supply for kind in classes], np.int64).reshape(len(columns), width))
     count = np.array([part.count for part in parts], np.int64)
     priorities = sorted({shape.priority for shape in shapes}, reverse=True)
     matches = matching(problem, parts, columns)
@@ -265,6 +308,7 @@ def build_core(problem: Problem, parts: Sequence[Part], columns: Sequence[Machin
         kernels=kernels,
         parts=tuple(parts),
         columns=tuple(columns),
+        units=units,
         request=request,
         supply=supply,
         count=count,
@@ -329,9 +373,10 @@ def _scores(core: Core) -> tuple[Int, Int]:
     empty = np.zeros(len(core.columns), np.int64)
     scored = [d for d, name in enumerate(problem.dimensions) if name in problem.scored]
     classes = [problem.classes[column.machine_class] for column in core.columns]
+    given = np.array([kind.allocatable or kind.supply for kind in classes], np.int64)
+    allocatable = core.units.supply(given.reshape(len(classes), len(problem.dimensions)))
     for d in scored:
-        divisor = np.array([(kind.allocatable or kind.supply)[d] for kind in classes], np.int64)
-        divisor = np.maximum(divisor, core.supply[:, d])
+        divisor = np.maximum(allocatable[:, d], core.supply[:, d])
         shift = max(0, int(divisor.max(initial=0)).bit_length() - _SCORE_BITS)
         whole = np.maximum(divisor >> shift, 1)
         points = 100 // len(scored) * POINT

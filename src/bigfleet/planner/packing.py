@@ -67,7 +67,8 @@ class FirstFit:
         if self._last is None or self._last[0] != fleet:
             columns = [c for c, _ in fleet]
             counts = np.array([n for _, n in fleet], np.int64)
-            total = (self._core.supply[columns] * counts[:, None]).sum(axis=0)
+            # The supply of many large machines does not fit 64 bits.
+            total = [sum(n * self._supplies[c][d] for c, n in fleet) for d in range(self._core.supply.shape[1])]
             self._last = fleet, PartSizes(self._core, total, self._matches[:, columns] @ counts)
         return self._last[1]
 
@@ -171,7 +172,7 @@ class FirstFit:
 class PartSizes:
     """The sizes of a core's parts by which the orders sort them."""
 
-    def __init__(self, core: Core, total: Int, hosts: Int) -> None:
+    def __init__(self, core: Core, total: Sequence[int], hosts: Int) -> None:
         """Measure the parts on a fleet with `total` supply, of which `hosts` machines match each part, (P)."""
         shares = fractions(core.request, total)
         memory = min(1, core.request.shape[1] - 1)
@@ -193,7 +194,7 @@ class PartSizes:
         return order
 
 
-def fractions(amounts: Int, wholes: Int) -> Int:
+def fractions(amounts: Int, wholes: Int | Sequence[int]) -> Int:
     """Return amounts (N, D) as fractions of wholes (D), in parts of 2^24."""
     result = np.zeros_like(amounts)
     for d, whole in enumerate(int(each) for each in wholes):

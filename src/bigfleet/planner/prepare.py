@@ -109,7 +109,7 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
                 parts[p] = [replace(part, within=within)]
             elif p in hostable:
                 unhosted.append(Unhosted(part.shape, part.count, UnhostedReason.NO_DOMAIN_HOLDS_GANG))
-    offsets: defaultdict[int, int] = defaultdict(int)
+    spreads: defaultdict[tuple[int, PlannerSpread], list[int]] = defaultdict(list)
     for p in hostable:
         shape = problem.shapes[core.parts[p].shape]
         if shape.gang:
@@ -117,31 +117,109 @@ def _confine(core: Core, hostable: Sequence[int]) -> tuple[list[Part], list[Unho
         if shape.spread is None:
             parts[p] = [core.parts[p]]
         else:
-            parts[p] = _split(core, p, shape.spread.key, offsets)
-            if not parts[p]:
-                unhosted.append(Unhosted(core.parts[p].shape, shape.count, UnhostedReason.NO_CLASS_MATCHES))
+            spreads[shape.row, shape.spread].append(p)
+    for (_, spread), members in spreads.items():
+        for p, shares in zip(members, _split(core, members, spread), strict=True):
+            part, parts[p] = core.parts[p], shares
+            missing = part.count - sum(share.count for share in shares)
+            if missing:
+                has_domain = bool(domains_of(core, members, spread.key))
+                reason = UnhostedReason.SPREAD_HOLDS_BACK if has_domain else UnhostedReason.NO_CLASS_MATCHES
+                unhosted.append(Unhosted(part.shape, missing, reason))
     return [part for p in sorted(parts) for part in parts[p]], unhosted
 
 
-def _split(core: Core, part: int, key: str, offsets: defaultdict[int, int]) -> list[Part]:
-    """Return the shares of a strict spread: even over the domains that can host it.
+# ---- strict spreads ----------------------------------------------------------------------------------------------
 
-    The larger shares of a row's shapes begin where those of its shape before ended, so the row as a whole is even, too.
+
+def _split(core: Core, members: Sequence[int], spread: PlannerSpread) -> list[list[Part]]:
+    """Return the shares of the parts of one row under its strict spread, by domain: the row as a whole is even.
+
+    Domains of which nothing is held, and that have too little stock, are left out where the others host more pods
+    without them. What no domain may take under the skew is in no share.
     """
-    whole, kinds = core.parts[part], core.problem.classes
-    row = core.problem.shapes[whole.shape].row
-    domains = domains_of(core, [part], key)
-    if not domains:
-        return []
-    base, rest = divmod(whole.count, len(domains))
-    shares = []
-    for n, (domain, _) in enumerate(domains):
-        count = base + ((n - offsets[row]) % len(domains) < rest)
-        if count:
-            within = frozenset(c for c in range(len(kinds)) if kinds[c].domain(key) == domain)
-            shares.append(Part(whole.shape, count, within))
-    offsets[row] += rest
-    return shares
+    domains = domains_of(core, members, spread.key)
+    wanted = core.count[list(members)]
+    pods = int(wanted.sum())
+    machines, fits = np.minimum(core.stock, pods), np.minimum(core.fits[list(members)], pods)
+    is_held = [any(core.columns[c].is_held for c in columns) for _, columns in domains]
+    rooms = [int((fits[:, columns].max(axis=0) * machines[columns]).sum()) for _, columns in domains]
+    chosen = _able_domains(rooms, is_held, pods, spread.skew)
+    room, most = np.zeros((len(members), len(chosen)), np.int64), np.zeros(len(chosen), np.int64)
+    for n, d in enumerate(chosen):
+        columns = domains[d][1]
+        hosts = fits[:, columns]
+        # Pods run on what is held already: what its stock suffices for is found out with the other rows.
+        most[n] = pods if is_held[d] else rooms[d]
+        room[:, n] = np.where(hosts.any(axis=1), pods, 0) if is_held[d] else (hosts * machines[columns]).sum(axis=1)
+    counts = _levelled([int(count) for count in wanted], room, most, spread.skew)
+    kinds = core.problem.classes
+    within = [frozenset(c for c in range(len(kinds)) if kinds[c].domain(spread.key) == domains[d][0]) for d in chosen]
+    return [
+        [Part(core.parts[p].shape, int(n), where) for n, where in zip(row, within, strict=True) if n]
+        for p, row in zip(members, counts, strict=True)
+    ]
+
+
+def _able_domains(rooms: Sequence[int], is_held: Sequence[bool], pods: int, skew: int) -> list[int]:
+    """Return the domains over which so many pods are spread, ascending: those of the least room are left out first."""
+    held = [d for d in range(len(rooms)) if is_held[d]]
+    free = sorted((d for d in range(len(rooms)) if not is_held[d]), key=lambda d: (rooms[d], d))
+    best, chosen = -1, list[int]()
+    for dropped in range(len(free) + bool(held)):
+        rest = [*held, *free[dropped:]]
+        limit = min(rooms[d] for d in rest) + skew
+        served = min(pods, sum(min(rooms[d], limit) for d in rest))
+        if served > best:
+            best, chosen = served, rest
+        if best == pods:
+            break
+    return sorted(chosen)
+
+
+def _levelled(wanted: Sequence[int], room: Int, most: Int, skew: int) -> Int:
+    """Return how many pods of each part each domain takes, (P, D): the domain with the fewest pods goes first.
+
+    `room` (P, D) are pods of a part, `most` (D) pods in all that a domain may take. No domain takes more than any other
+    plus the skew. Parts are gone through again as long as that places a pod.
+    """
+    counts = np.zeros_like(room)
+    left, before = list(wanted), -1
+    while sum(left) not in (0, before):
+        before = sum(left)
+        for p in range(len(left)):
+            while left[p]:
+                totals = counts.sum(axis=0)
+                taken = _one_level(totals, np.minimum(room[p] - counts[p], most - totals), left[p], skew)
+                if not taken.any():
+                    break
+                counts[p] += taken
+                left[p] -= int(taken.sum())
+    return counts
+
+
+def _one_level(totals: Int, room: Int, left: int, skew: int) -> Int:
+    """Return what the domains with the fewest pods take together, up to the next level or to a limit."""
+    taken = np.zeros_like(totals)
+    is_open = (room > 0) & (totals < int(totals.min(initial=PLENTY)) + skew)
+    if not is_open.any():
+        return taken
+    level = int(totals[is_open].min())
+    is_lowest = is_open & (totals == level)
+    lowest, others = np.flatnonzero(is_lowest), totals[~is_lowest]
+    step = min(left, int(room[lowest].min()))
+    if len(others):
+        step = min(step, int(others.min()) + skew - level)
+    above = totals[(room > 0) & (totals > level)]
+    if len(above):
+        step = min(step, int(above.min()) - level)
+    each, rest = divmod(left, len(lowest))
+    if step <= each:
+        taken[lowest] = step
+    else:
+        taken[lowest] = each
+        taken[lowest[:rest]] += 1
+    return taken
 
 
 # ---- columns worth looking at -------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from typing import Final
 NANO: Final = 1_000_000_000
 #: A probability of 1.
 BILLION: Final = 1_000_000_000
-#: Largest quantity, price or count that the arithmetic carries without overflow.
+#: Largest price or count that the arithmetic carries without overflow; of `pods` it stands for no limit.
 QUANTITY_MAX: Final = 1 << 55
+#: Largest amount of a resource. Amounts above QUANTITY_MAX are counted in larger units.
+AMOUNT_MAX: Final = 1 << 62
 PODS_MAX: Final = 1 << 19
 
 
@@ -158,8 +160,8 @@ def mask_of(classes: Iterable[int]) -> int:
 def _check_class(place: str, kind: MachineClass, width: int) -> None:
     if len(kind.supply) != width or len(kind.allocatable) not in (0, width):
         raise ProblemFault(f"{place}: supply and allocatable need {width} entries, one per dimension")
-    _check_range(f"{place}.supply", min(kind.supply, default=0), max(kind.supply, default=0))
-    _check_range(f"{place}.allocatable", min(kind.allocatable, default=0), max(kind.allocatable, default=0))
+    _check_range(f"{place}.supply", min(kind.supply, default=0), max(kind.supply, default=0), AMOUNT_MAX)
+    _check_range(f"{place}.allocatable", min(kind.allocatable, default=0), max(kind.allocatable, default=0), AMOUNT_MAX)
     stock = 0 if kind.stock is None else kind.stock
     numbers = (kind.cost, kind.held, kind.held_cost, stock, kind.probability)
     _check_range(f"{place}: cost, held, held_cost, stock or probability", min(numbers), max(numbers))
@@ -176,7 +178,7 @@ def _check_shape(place: str, shape: PlannerShape, width: int, classes: int) -> N
         raise ProblemFault(
             f"{place}.request: {len(shape.request)} entries; give one for each of the {width} dimensions"
         )
-    _check_range(f"{place}.request", min(shape.request, default=0), max(shape.request, default=0))
+    _check_range(f"{place}.request", min(shape.request, default=0), max(shape.request, default=0), AMOUNT_MAX)
     numbers = (shape.count, shape.rank, shape.max_per_machine, shape.penalty)
     _check_range(f"{place}: count, rank, max_per_machine or penalty", min(numbers), max(numbers))
     if shape.matches < 0 or shape.matches >> classes:
@@ -187,7 +189,7 @@ def _check_shape(place: str, shape: PlannerShape, width: int, classes: int) -> N
         raise ProblemFault(f"{place}.spread.skew: {shape.spread.skew}; it must be at least 1")
 
 
-def _check_range(place: str, least: int, most: int) -> None:
-    if least < 0 or most > QUANTITY_MAX:
+def _check_range(place: str, least: int, most: int, limit: int = QUANTITY_MAX) -> None:
+    if least < 0 or most > limit:
         value = least if least < 0 else most
-        raise ProblemFault(f"{place}: {value} is out of range; use 0 to {QUANTITY_MAX}")
+        raise ProblemFault(f"{place}: {value} is out of range; use 0 to {limit}")

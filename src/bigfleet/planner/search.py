@@ -242,8 +242,13 @@ class Search:
         """
         core = self.core
         addable = [int(c) for c in np.flatnonzero(is_fixed(core) == 0)]
-        held = np.array([count * core.supply[c] for c, count in base], np.int64).reshape(-1, core.supply.shape[1])
-        wanted = core.demand - held.sum(axis=0)
+        wanted = np.array(
+            [
+                max(0, int(whole) - sum(count * int(core.supply[c, d]) for c, count in base))
+                for d, whole in enumerate(core.demand)
+            ],
+            np.int64,
+        )
         start = sum(int(core.cost[c]) * count for c, count in base)
         found: list[tuple[int, Fleet]] = []
         level: list[tuple[int, ...]] = [()]

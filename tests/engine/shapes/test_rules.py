@@ -304,3 +304,36 @@ def test_a_machine_that_was_bound_for_a_folded_gang_stays_while_the_gang_is_shor
 
     assert placed(decision) == [1]
     assert acted(decision) == []
+
+
+def test_a_gang_whose_domain_a_higher_row_used_up_takes_another_one_and_preempts_nothing() -> None:
+    """Zone a was the cheaper one for the whole gang; two of its machines went to a higher row of another cluster."""
+    same = (Requirement(ZONE, Operator.SAME, ()),)
+    cheap = [m4(f"a{n}", S.SPECULATIVE) for n in range(4)]
+    dear = [m4(f"b{n}", S.SPECULATIVE, zone="b", price_usd_per_hour=0.4) for n in range(4)]
+    victims = [m4(f"victim{n}", S.CONFIGURED, cluster=ClusterId("v"), assigned_priority=10) for n in range(4)]
+    higher = dataclasses.replace(row(2000, _whole(2)), cluster=ClusterId("p"))
+    gang = row(1000, _whole(4), group="g", requirements=same)
+    lower = dataclasses.replace(row(10, _whole(4)), cluster=ClusterId("v"))
+
+    decision = decided([*cheap, *dear, *victims], [higher, gang, lower], reported=frozenset({"c", "p", "v"}))
+
+    assert placed(decision) == [2, 4, 4]
+    assert [result.domain for result in decision.rows] == ["", "b", ""]
+    assert sorted(acted(decision)) == [("Provision", name) for name in ("a0", "a1", "b0", "b1", "b2", "b3")]
+
+
+# ---- victims -----------------------------------------------------------------------------------------------------
+
+
+def test_the_lowest_priority_of_all_protects_a_machine_from_its_equals() -> None:
+    """Two clusters of this priority would drain one machine from each other for ever."""
+    lowest = -(2**31)
+    short = row(lowest, _whole(1))
+    serving = dataclasses.replace(row(lowest, _whole(1)), cluster=ClusterId("d"))
+    held = m4("held", S.CONFIGURED, cluster=ClusterId("d"), assigned_priority=lowest)
+    reported = frozenset({"c", "d"})
+
+    assert acted(decided([held], [short, serving], reported=reported)) == []
+    higher = row(lowest + 1, _whole(1))
+    assert acted(decided([held], [higher, serving], reported=reported)) == [("Preempt", "held")]

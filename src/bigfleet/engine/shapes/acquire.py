@@ -10,21 +10,26 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
-from bigfleet.engine.shapes.following import acquire_as_planned
+from bigfleet.engine.shapes.following import acquire_as_planned, keep_spread
+from bigfleet.engine.shapes.gangs import choose_again
 from bigfleet.engine.shapes.hosting import (
     capacity,
     clear_row,
     clear_rows,
-    fitting,
     may_host,
     place,
+    place_more,
     place_row,
+    places_of,
+    put_back,
     spread_counts,
     with_room,
 )
 from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore_precedence
+from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
+from bigfleet.model.profile import TopologySpread
 from bigfleet.model.states import CapacityType, MachineState
 
 #: Times that a cluster is credited and acquires again within one decision.
@@ -38,6 +43,9 @@ def acquire(fleet: DecisionState) -> None:
         for c in fleet.clusters.values()
         if not c.is_credited and any(row.has_left for row in c.rows)
     }
+    # What gangs counted on only chose the domains of others.
+    for offer in fleet.offers:
+        offer.earmarked = 0
     for row in fleet.rows:
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
@@ -55,6 +63,8 @@ def acquire(fleet: DecisionState) -> None:
         repack(cluster, fleet)
         _replace_displaced(cluster, fleet, prices.get(cluster.id))
         _use_what_is_free(cluster)
+        for row in cluster.rows:
+            keep_spread(row)
         _give_back_unclaimed(cluster)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
@@ -76,7 +86,7 @@ def _use_what_is_free(cluster: ClusterState) -> None:
     """
     for row in cluster.rows:
         if row.matching and row.has_left:
-            place_row(row, cluster.hosts)
+            place_more(row, cluster.hosts)
 
 
 def _give_back_unclaimed(cluster: ClusterState) -> None:
@@ -140,32 +150,102 @@ def _settle(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) 
 
 
 def _acquire(row: RowState, fleet: DecisionState, prices: Prices) -> None:
-    """Place the row on what its cluster acquired already, then acquire until nothing is left or nothing helps."""
+    """Acquire for one row; a gang whose domain has lost machines to higher rows chooses again, once."""
     cluster = row.cluster
+    before = len(cluster.acquired)
+    _acquire_in_domain(row, fleet, prices)
+    if row.same_key is None or not row.has_left or not row.is_satisfiable or cluster.has_orphans:
+        return
+    clear_row(row, cluster.hosts)
+    for host in cluster.acquired[before:]:
+        if not host.is_claimed and not host.is_target:
+            fleet.notes.pop(host.machine.id, None)
+            _give_back(host, cluster)
+    choose_again(row, fleet)
+    if row.has_left and row.may_acquire:
+        _acquire_in_domain(row, fleet, prices)
+
+
+def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> None:
+    """Place the row on what its cluster acquired already, then acquire until nothing is left or nothing helps."""
+    cluster, spread = row.cluster, row.spread
     for host in acquire_as_planned(row, fleet):
         note_plan(host, row, fleet)
+    keep_spread(row)
     if not row.has_left:
         return
-    row.spread_domains = _empty_domains(row, fleet)
+    if spread is not None and row.divisible is None:
+        _acquire_spread(row, spread, fleet, prices)
+        return
     if cluster.acquired or cluster.unavailable:
         # What was planned on a machine that is not to be had may have its place on what the cluster holds.
-        _place_on(row, cluster.hosts if cluster.planned else cluster.acquired)
+        place_row(row, cluster.hosts if cluster.planned else cluster.acquired)
     while row.has_left:
-        found = _choose(row, fleet, prices)
+        offers = [offer for offer in fleet.usable(row) if offer.available]
+        found = _choose(row, offers, fleet, prices)
         if found is None:
             return
-        choice, is_by_target = found
-        is_alone = row.spread is not None or choice.fill.shares
-        for _ in range(1 if is_alone else repetitions(choice, choice.offer.available)):
-            host = _take(cluster, choice.offer, fleet)
-            fleet.notes[host.machine.id] = ChoiceNote(
-                row=row,
-                cost_usd_per_hour=choice.cost_usd_per_hour,
-                runner_up=choice.runner_up,
-                costs_more_usd_per_hour=choice.runner_up_costs_more_usd_per_hour,
-                is_by_target=is_by_target,
-            )
-            _place_on(row, cluster.hosts[-1:])
+        choice, _ = found
+        for _ in range(1 if choice.fill.shares else repetitions(choice, choice.offer.available)):
+            _take_noted(row, found, fleet)
+            place_row(row, cluster.hosts[-1:])
+
+
+def _acquire_spread(row: RowState, spread: TopologySpread, fleet: DecisionState, prices: Prices) -> None:
+    """Acquire under a strict spread: what does not lower the number of pods without a place is given back.
+
+    Its domain is then left out. A new domain lowers the minimum of all: the row is placed from the beginning, and may
+    lack more until the domain has more machines.
+    """
+    cluster = row.cluster
+    closed = scarce_domains(row, fleet, spread)
+    row.spread_domains = empty_domains(row, fleet, spread, closed)
+    fewest, places = unplaced(row), places_of(row)
+    if cluster.acquired or cluster.unavailable:
+        _place_again(row)
+        if unplaced(row) > fewest:
+            put_back(row, places)
+        fewest, places = unplaced(row), places_of(row)
+    added: list[HostState] = []
+    is_new, last = False, fewest
+    while row.has_left:
+        counts = spread_counts(row, cluster.hosts, spread)
+        found = _choose(row, open_offers(row, fleet, counts, closed, may_open=not added), fleet, prices)
+        if found is not None:
+            host = _take_noted(row, found, fleet)
+            if not added:
+                is_new = host.machine.attribute(spread.topology_key) not in counts
+            added.append(host)
+            _place_again(row)
+            if unplaced(row) >= fewest and not is_new:
+                put_back(row, places)
+                place_more(row, cluster.hosts)
+            left = unplaced(row)
+            if left < fewest:
+                fewest, places, last, added = left, places_of(row), left, []
+                continue
+            if is_new and (len(added) == 1 or left < last):
+                last = left
+                continue
+        if not added:
+            return
+        value = added[0].machine.attribute(spread.topology_key)
+        closed.add(value or "")
+        row.spread_domains = tuple(each for each in row.spread_domains if each != value)
+        clear_row(row, added)
+        for host in added:
+            fleet.notes.pop(host.machine.id, None)
+            _give_back(host, cluster)
+        put_back(row, places)
+        place_more(row, cluster.hosts)
+        fewest, places, added = unplaced(row), places_of(row), []
+        last = fewest
+
+
+def _place_again(row: RowState) -> None:
+    """Place the row on all that its cluster has, from the beginning."""
+    clear_row(row, row.cluster.hosts)
+    place_row(row, row.cluster.hosts)
 
 
 def note_plan(host: HostState, row: RowState, fleet: DecisionState) -> None:
@@ -179,14 +259,18 @@ def note_plan(host: HostState, row: RowState, fleet: DecisionState) -> None:
     )
 
 
-def _place_on(row: RowState, added: Sequence[HostState]) -> None:
-    """Place what the row has left on machines that the cluster acquired."""
-    if row.spread is None or row.divisible is not None:
-        place_row(row, added)
-        return
-    # A new domain lowers the minimum of all: the row is placed from the beginning.
-    clear_row(row, row.cluster.hosts)
-    place_row(row, row.cluster.hosts)
+def _take_noted(row: RowState, found: tuple[OfferChoice, bool], fleet: DecisionState) -> HostState:
+    """Acquire the machine that was chosen, and note why."""
+    choice, is_by_target = found
+    host = _take(row.cluster, choice.offer, fleet)
+    fleet.notes[host.machine.id] = ChoiceNote(
+        row=row,
+        cost_usd_per_hour=choice.cost_usd_per_hour,
+        runner_up=choice.runner_up,
+        costs_more_usd_per_hour=choice.runner_up_costs_more_usd_per_hour,
+        is_by_target=is_by_target,
+    )
+    return host
 
 
 def _take(cluster: ClusterState, offer: OfferState, fleet: DecisionState) -> HostState:
@@ -197,10 +281,11 @@ def _take(cluster: ClusterState, offer: OfferState, fleet: DecisionState) -> Hos
     return host
 
 
-def _choose(row: RowState, fleet: DecisionState, prices: Prices) -> tuple[OfferChoice, bool] | None:
+def _choose(
+    row: RowState, offers: Sequence[OfferState], fleet: DecisionState, prices: Prices
+) -> tuple[OfferChoice, bool] | None:
     """Return the next machine, of the target's classes while those help, else of any; and whether a target chose."""
     cluster = row.cluster
-    offers = _open_offers(row, fleet)
     totals = fleet.totals(cluster.id)
     others = _others(row)
     missing = _missing(cluster, fleet)
@@ -230,36 +315,6 @@ def _left_to_spread(row: RowState, fleet: DecisionState) -> dict[PodGroup, int]:
     if spread is None or row.divisible is not None:
         return {}
     return {group: min(group.left, spread.skew_max) for group in row.groups}
-
-
-def _open_offers(row: RowState, fleet: DecisionState) -> list[OfferState]:
-    """Return the offers that the row may use; under a strict spread, those in domains that may take a pod now."""
-    offers = [offer for offer in fleet.usable(row) if offer.available]
-    spread = row.spread
-    if spread is None or row.divisible is not None:
-        return offers
-    key = spread.topology_key
-    by_domain = {value for offer in offers if (value := offer.example.attribute(key)) is not None}
-    counts = spread_counts(row, row.cluster.hosts, spread)
-    minimum = min(counts.values(), default=0)
-    is_open = {value for value in by_domain if counts.get(value, 0) <= minimum + spread.skew_max - 1}
-    return [offer for offer in offers if offer.example.attribute(key) in is_open]
-
-
-def _empty_domains(row: RowState, fleet: DecisionState) -> tuple[str, ...]:
-    """Return the domains in which a spread row of which nothing runs could be hosted by what is on offer."""
-    spread = row.spread
-    if spread is None or row.divisible is not None or any(spread_counts(row, row.cluster.hosts, spread).values()):
-        return ()
-    values = set()
-    for offer in fleet.offers:
-        value = offer.example.attribute(spread.topology_key)
-        if value is None or not offer.available or not row.may_use(offer.example, offer.shape):
-            continue
-        total = fleet.total(row.cluster.id, offer.shape)
-        if any(fitting(total, group.request, 1) for group in row.groups):
-            values.add(value)
-    return tuple(sorted(values))
 
 
 # ---- targets -----------------------------------------------------------------------------------------------------

@@ -5,9 +5,9 @@ Rows are taken by precedence, so a higher row never lacks room that a lower row 
 
 from bigfleet.engine.shapes.columns.credit import credit_on_columns
 from bigfleet.engine.shapes.fleet import DecisionState, add_hosts, add_rows
-from bigfleet.engine.shapes.following import pending, place_as_planned, read_plan
+from bigfleet.engine.shapes.following import keep_spread, pending, place_as_planned, read_plan
 from bigfleet.engine.shapes.gangs import credit_gang
-from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_row
+from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_more, place_row
 from bigfleet.engine.shapes.repack import repack, restore, save
 from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
 
@@ -31,9 +31,13 @@ def credit(fleet: DecisionState) -> None:
         waits = pending(row)
         for group, count in waits.items():
             group.left -= count
-        place_row(row, row.cluster.hosts)
+        if row in row.cluster.planned_for:
+            place_more(row, row.cluster.hosts)
+        else:
+            place_row(row, row.cluster.hosts)
         for group, count in waits.items():
             group.left += count
+        keep_spread(row)
         if row.has_left and not waits:
             _credit_orphans(row, fleet)
     for cluster in sorted(fleet.clusters.values(), key=lambda c: c.id):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import capacity, may_host, place
+from bigfleet.engine.shapes.hosting import capacity, keeps_spread, may_host, place, place_more, trim_spread
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey
 
@@ -72,6 +72,22 @@ def _fill(host: HostState, planned: Iterable[tuple[PodGroup, int]]) -> None:
         is_elsewhere = row.same_key is not None and row.domain is None
         if not is_elsewhere and may_host(group, host):
             place(group, host, min(count, capacity(group, host)))
+
+
+def keep_spread(row: RowState) -> None:
+    """Take back what a plan has beyond the strict spread of a row of which every pod has a place.
+
+    A scheduler could not place it there. A machine that was acquired for it and hosts nothing else is not needed. A row
+    that is short stands as planned: its pods may run already, and a domain lost machines.
+    """
+    spread, hosts = row.spread, row.cluster.hosts
+    if spread is None or row not in row.cluster.planned_for or row.has_left or keeps_spread(row, hosts):
+        return
+    trimmed = trim_spread(row, hosts, spread)
+    place_more(row, hosts)
+    for host in trimmed:
+        if host.offer is not None and not host.is_claimed:
+            host.is_target = False
 
 
 def pending(row: RowState) -> dict[PodGroup, int]:

@@ -51,8 +51,11 @@ class GangDomain:
     wanted: list[tuple[OfferState, int]] = field(default_factory=list)
 
 
-def credit_gang(row: RowState, fleet: DecisionState) -> None:
-    """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire."""
+def credit_gang(row: RowState, fleet: DecisionState, *, is_remembered: bool = True) -> None:
+    """Choose the row's domain, claim room there on the gang's own machines first, and earmark what it will acquire.
+
+    With `is_remembered`, what domains offer is looked up, and stored for others.
+    """
     index = index_of(row.cluster, fleet.options.leaving)
     planned = _planned_domains(row, fleet)
     held = place_whole(row, index, planned)
@@ -60,7 +63,7 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
         row.domain, row.matching = held, _in_domain(row, fleet, held)
         row.is_satisfiable = not row.impossible
         return
-    best = _best_domain(row, fleet, index, planned)
+    best = _best_domain(row, fleet, index, planned, is_remembered=is_remembered)
     if best is None:
         row.is_satisfiable = row.is_held = False
         row.matching = frozenset()
@@ -74,13 +77,29 @@ def credit_gang(row: RowState, fleet: DecisionState) -> None:
         offer.earmarked += count
 
 
+def choose_again(row: RowState, fleet: DecisionState) -> None:
+    """Choose the domain of a gang that claims nothing by what is left now, and claim its room there.
+
+    The answers of earlier choices are of no use: machines of the offers are gone.
+    """
+    cluster = row.cluster
+    cluster.index, row.domain, row.is_satisfiable = None, None, True
+    row.matching = fleet.machines.matching(row.need.profile)
+    credit_gang(row, fleet, is_remembered=False)
+    cluster.index = None
+    for offer in fleet.offers:
+        offer.earmarked = 0
+
+
 def _in_domain(row: RowState, fleet: DecisionState, value: str) -> frozenset[int]:
     key = row.same_key
     assert key is not None, "only a gang has a domain"
     return fleet.in_domains(row, key).get(value, frozenset())
 
 
-def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex, planned: Set[str | None]) -> GangDomain | None:
+def _best_domain(
+    row: RowState, fleet: DecisionState, index: HostIndex, planned: Set[str | None], *, is_remembered: bool
+) -> GangDomain | None:
     """Return the domain of least rank among those in which something could host a part of the gang.
 
     No domain hosts the whole gang on what the cluster holds, or the gang has no pods.
@@ -91,7 +110,10 @@ def _best_domain(row: RowState, fleet: DecisionState, index: HostIndex, planned:
     is_stuck = row.need.parked or bool(row.impossible)
     offers = {} if is_stuck else fleet.usable_in_domains(row, key)
     free = [value for value, found in offers.items() if value not in held and any(_unclaimed(o) > 0 for o in found)]
-    judged = _judged(_gang(row, fleet, index), (*held, *free), offers, planned, fleet, index)
+    gang = _gang(row, fleet, index)
+    if not is_remembered:
+        gang = gang._replace(kind=None)
+    judged = _judged(gang, (*held, *free), offers, planned, fleet, index)
     return min(judged, key=lambda domain: domain.rank, default=None)
 
 

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from bigfleet.engine.shapes.state import HostState, PodGroup, Request, Room, RowState
 from bigfleet.model.profile import TopologySpread
 
+#: Where pods of a row stand.
+Places = Sequence[tuple[HostState, PodGroup, int]]
+
 
 def fitting(room: Room, request: Request, most: int) -> int:
     """Return how many equal pods the room holds, `most` at most."""
@@ -135,10 +138,10 @@ def place_row(row: RowState, hosts: Sequence[HostState]) -> None:
 
 def spread_counts(row: RowState, hosts: Iterable[HostState], spread: TopologySpread) -> dict[str, int]:
     """Return the row's pods by domain: domains in which it may use a host, and `Row.spread_domains`."""
-    return _counts(row, _by_domain(row, hosts, spread.topology_key))
+    return _counts(row, hosts_by_domain(row, hosts, spread.topology_key))
 
 
-def _by_domain(row: RowState, hosts: Iterable[HostState], key: str) -> dict[str, list[HostState]]:
+def hosts_by_domain(row: RowState, hosts: Iterable[HostState], key: str) -> dict[str, list[HostState]]:
     """Return the hosts that the row may use by their value of a key; those without one are left out."""
     found: dict[str, list[HostState]] = {}
     values: dict[int, str | None] = {}
@@ -164,18 +167,94 @@ def place_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpre
     """Place pods so that no domain holds more than the emptiest one plus the skew.
 
     The domain with the fewest pods goes first, then the smaller value; within a domain the hosts in order. A domain
-    without room stays where it is and holds the others down.
+    without room stays where it is and holds the others down. Groups are gone through again as long as that places a
+    pod: a later group may have raised the domain that held an earlier one down.
     """
-    by_domain = _by_domain(row, hosts, spread.topology_key)
+    by_domain = hosts_by_domain(row, hosts, spread.topology_key)
     counts = _counts(row, by_domain)
-    for group in row.groups:
-        # A host that has no room for a pod of the group has none later: it is not looked at again.
-        first = dict.fromkeys(by_domain, 0)
-        while group.left:
-            if _place_rounds(group, by_domain, counts, spread.skew_max, first):
-                continue
-            if not _place_one_level(group, by_domain, counts, spread.skew_max, first):
-                break
+    while True:
+        before = sum(counts.values())
+        for group in row.groups:
+            # A host that has no room for a pod of the group has none later: it is not looked at again.
+            first = dict.fromkeys(by_domain, 0)
+            while group.left:
+                if _place_rounds(group, by_domain, counts, spread.skew_max, first):
+                    continue
+                if not _place_one_level(group, by_domain, counts, spread.skew_max, first):
+                    break
+        if len(row.groups) == 1 or not row.has_left or sum(counts.values()) == before:
+            return
+
+
+def keeps_spread(row: RowState, hosts: Sequence[HostState]) -> bool:
+    """Return whether the row stands as its strict spread allows; domains that hold no pod of it do not count.
+
+    A gang stands in one domain.
+    """
+    spread = row.spread
+    if spread is None or row.divisible is not None or row.same_key is not None:
+        return True
+    counts = [count for count in spread_counts(row, hosts, spread).values() if count]
+    return not counts or max(counts) - min(counts) <= spread.skew_max
+
+
+def place_more(row: RowState, hosts: Sequence[HostState]) -> None:
+    """Place what a row has left beside what its cluster's hosts have of it, unless that breaks its spread.
+
+    A domain that came after the row's pods takes a pod and so holds all others down to it.
+    """
+    if row.spread is None or not keeps_spread(row, hosts):
+        place_row(row, hosts)
+        return
+    places = places_of(row)
+    place_row(row, hosts)
+    if not keeps_spread(row, hosts):
+        put_back(row, places)
+
+
+def places_of(row: RowState) -> Places:
+    """Return where the row's pods stand on its cluster's hosts."""
+    return [
+        (host, group, count) for host in row.cluster.hosts for group, count in host.claims.items() if group.row is row
+    ]
+
+
+def put_back(row: RowState, places: Places) -> None:
+    """Have the row's pods where they stood; the other claims on those machines are those of then."""
+    clear_row(row, row.cluster.hosts)
+    for host, group, count in places:
+        place(group, host, count)
+
+
+def trim_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpread) -> list[HostState]:
+    """Take back the row's pods beyond its skew, from the last hosts of a domain first; return the hosts that had them.
+
+    A plan places pods without a look at the skew. Domains that hold no pod of the row do not count.
+    """
+    by_domain = hosts_by_domain(row, hosts, spread.topology_key)
+    counts = {value: count for value, count in _counts(row, by_domain).items() if count}
+    most = min(counts.values(), default=0) + spread.skew_max
+    trimmed = []
+    for value, count in counts.items():
+        excess = count - most
+        for host in reversed(by_domain[value]) if excess > 0 else ():
+            for group in reversed(row.groups):
+                taken = min(excess, host.claims.get(group, 0))
+                if taken > 0:
+                    _take_back(group, host, taken)
+                    trimmed.append(host)
+                    excess -= taken
+    return trimmed
+
+
+def _take_back(group: PodGroup, host: HostState, count: int) -> None:
+    """Give back the room of some of the group's pods on the host."""
+    for dimension, milli in group.request:
+        host.room[dimension] += milli * count
+    group.left += count
+    host.claims[group] -= count
+    if not host.claims[group]:
+        del host.claims[group]
 
 
 def _place_rounds(

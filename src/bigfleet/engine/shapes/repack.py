@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import capacity, clear_rows, fitting, may_host, place, place_group, place_row
+from bigfleet.engine.shapes.hosting import (
+    capacity,
+    clear_rows,
+    fitting,
+    keeps_spread,
+    may_host,
+    place,
+    place_group,
+    place_row,
+)
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState, Searched
 from bigfleet.engine.targets import ClassKey, class_key
 
@@ -150,7 +159,7 @@ def _pack_largest_first(cluster: ClusterState) -> bool:
 
 
 def _pack_as_planned(cluster: ClusterState) -> bool:
-    """Place all rows as the target's claims say; returns whether everything has a place."""
+    """Place all rows as the target's claims say; returns whether everything has a place that a spread allows."""
     numbered: dict[tuple[ClassKey, int], HostState] = {}
     sizes: Counter[ClassKey] = Counter()
     for host in cluster.hosts:
@@ -166,7 +175,7 @@ def _pack_as_planned(cluster: ClusterState) -> bool:
                 place(group, host, min(count, capacity(group, host)))
     for row in rows:
         place_row(row, cluster.hosts)
-    return not any(row.has_left for row in cluster.rows)
+    return not any(row.has_left for row in cluster.rows) and all(keeps_spread(row, cluster.hosts) for row in rows)
 
 
 # ---- what was ----------------------------------------------------------------------------------------------------

@@ -28,8 +28,8 @@ from bigfleet.model.penalty import bucket_upper_dollars
 CLASS_FLOORS: Final = (100, 1_000, 1_000_000)
 #: Most units that one row compares.
 UNITS_MAX: Final = 4_096
-#: Below every priority: that of a unit which nothing protects.
-UNPROTECTED: Final = -(1 << 31)
+#: Below every priority, of which -2^31 is the lowest: that of a unit which nothing protects.
+UNPROTECTED: Final = -(1 << 31) - 1
 
 _GangKey = tuple[str, str, str]
 

@@ -1,4 +1,4 @@
-"""Evaluates labels and taints by the scheduler's rules: selectors, node affinity, tolerations.
+"""Evaluates labels and taints by the scheduler's rules, and maps requirements on nodes to those on machines.
 
 Resources and other pods are not considered. A rule that cannot be evaluated counts as no match.
 """
@@ -6,6 +6,7 @@ Resources and other pods are not considered. A rule that cannot be evaluated cou
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from bigfleet.model.labels import ARCH
 from bigfleet.operator.kubernetes.objects import (
     LabelSelectorObject,
     LabelSelectorRequirement,
@@ -15,12 +16,17 @@ from bigfleet.operator.kubernetes.objects import (
     PodSpec,
     Toleration,
 )
+from bigfleet.operator.kubernetes.resources import LABEL_ALIASES, OPERATING_SYSTEM
 
 _NO_LABELS: Final[Mapping[str, str]] = {}
 #: Taints that keep new pods away; PreferNoSchedule does not.
 _KEEPING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 #: The only field that a node selector may name.
 _NAME_FIELD: Final = "metadata.name"
+_LINUX, _WINDOWS = "linux", "windows"
+
+#: Key, operator in Kubernetes spelling, sorted values.
+MachineRequirement = tuple[str, str, tuple[str, ...]]
 
 
 # ---- label selectors ------------------------------------------------------------------------------------------------
@@ -137,3 +143,20 @@ def _holds_of_node(requirement: LabelSelectorRequirement, value: str | None) -> 
     except ValueError:
         return False
     return have > bound if requirement.operator == "Gt" else have < bound
+
+
+# ---- machines -------------------------------------------------------------------------------------------------------
+
+
+def machine_requirement(key: str, operator: str, values: Iterable[str]) -> MachineRequirement | None:
+    """Return a requirement on a node's label as one on its machine's, None if every machine is to satisfy it.
+
+    Each kubelet says its system and architecture, and a machine only if its provider does. So these exist, and a
+    machine that does not say its system runs Linux.
+    """
+    key, distinct = LABEL_ALIASES.get(key, key), tuple(sorted(set(values)))
+    if operator == "Exists" and key in (OPERATING_SYSTEM, ARCH):
+        return None
+    if key == OPERATING_SYSTEM and operator == "In" and _LINUX in distinct:
+        return None if _WINDOWS in distinct else (key, "NotIn", (_WINDOWS,))
+    return (key, operator, distinct)

@@ -21,7 +21,7 @@ from bigfleet.operator.kubernetes.objects import (
     TopologySpreadConstraint,
 )
 from bigfleet.operator.kubernetes.pod_requests import is_sidecar
-from bigfleet.operator.kubernetes.resources import HOSTNAME
+from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES
 from bigfleet.operator.kubernetes.scheduling_rules import selects, with_label_keys
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 from bigfleet.operator.pods.selectors import canonical_selector, selector_json
@@ -69,6 +69,11 @@ def place_pod(pod: PodObject) -> PodPlacement:
     return placed
 
 
+def _of_machines(topology_key: str) -> str:
+    """Return the key that machines have for the topology of a key of nodes."""
+    return LABEL_ALIASES.get(topology_key, topology_key)
+
+
 def _labels(pod: PodObject) -> dict[str, str]:
     return pod.metadata.labels or {}
 
@@ -104,7 +109,7 @@ def _co_locate(pod: PodObject, affinity: PodAffinity | None, placed: PodPlacemen
             fault = "its selector has an expression that is none; capacity is requested without this term"
         else:
             selector = _merged(term, pod)
-            placed.co_location = {"topologyKey": term.topology_key}
+            placed.co_location = {"topologyKey": _of_machines(term.topology_key)}
             if selector is not None:
                 placed.co_location["labelSelector"] = selector_json(selector)
             if selects(selector, _labels(pod)):
@@ -156,7 +161,7 @@ def _spread(pod: PodObject, placed: PodPlacement) -> Iterator[_Exclusion]:
         skew = max(1, spread.max_skew)
         body: Json = {
             "maxSkew": skew,
-            "topologyKey": spread.topology_key,
+            "topologyKey": _of_machines(spread.topology_key),
             "whenUnsatisfiable": spread.when_unsatisfiable,
         }
         if spread.when_unsatisfiable != _DO_NOT_SCHEDULE:

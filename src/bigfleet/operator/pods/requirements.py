@@ -1,18 +1,19 @@
 """Maps node affinity, node selectors and the node affinity of volumes to requirements on machines.
 
-Kubernetes takes alternatives (several terms); a CapacityRequest is one conjunction. The first term whose operators are
-all supported is used and the others are reported (docs/spec/operator.md §11).
+Kubernetes takes alternatives (several terms); a CapacityRequest is one conjunction. While a pod waits, the first term
+whose operators are all supported is used and the others are reported. Once the pod has its node, what all terms have in
+common is used: which of them the node satisfies is not known here (docs/spec/operator.md §11).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.model import labels
 from bigfleet.operator.kubernetes.api import Json
 from bigfleet.operator.kubernetes.objects import LabelSelectorRequirement, NodeSelectorTerm, PodSpec
-from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES
-from bigfleet.operator.kubernetes.scheduling_rules import node_terms
+from bigfleet.operator.kubernetes.resources import HOSTNAME
+from bigfleet.operator.kubernetes.scheduling_rules import MachineRequirement, machine_requirement, node_terms
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 
 #: The schema of CapacityRequest allows no more.
@@ -23,7 +24,7 @@ _WITH_VALUES = frozenset({"In", "NotIn"})
 _WITHOUT_VALUES = frozenset({"Exists", "DoesNotExist"})
 
 #: Key, operator in Kubernetes spelling, sorted values.
-NodeRequirement = tuple[str, str, tuple[str, ...]]
+NodeRequirement = MachineRequirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,27 @@ class ChosenTerm:
     others: tuple[str, ...]
 
 
-def choose_term(terms: Iterable[NodeSelectorTerm]) -> ChosenTerm:
-    """Return the first term that can be expressed; terms without any part match no node, and are no alternatives."""
+def choose_term(terms: Iterable[NodeSelectorTerm], *, is_bound: bool) -> ChosenTerm:
+    """Return the first term that can be expressed, or of a bound pod what all terms have in common.
+
+    Terms without any part match no node, and are no alternatives.
+    """
     chosen: tuple[NodeRequirement, ...] | None = None
     others = []
+    alternatives = []
     for position, term in enumerate(terms):
         if not term.match_expressions and not term.match_fields:
             continue
+        expressed = _expressed(term)
+        alternatives.append(expressed)
         fault = _term_fault(term)
         if fault is None and chosen is None:
-            chosen = tuple(_requirement(e) for e in term.match_expressions or ())
+            chosen = expressed
         else:
             others.append(f"[{position}] {fault or 'is a further alternative'}")
+    if is_bound and chosen is not None:
+        # Its node may satisfy any of them. A request for another one would leave the machine of the pod unused.
+        return ChosenTerm(_in_common(alternatives), ())
     return ChosenTerm(chosen, tuple(others))
 
 
@@ -55,20 +65,47 @@ def _term_fault(term: NodeSelectorTerm) -> str | None:
     """Say why a term cannot be expressed."""
     if term.match_fields:
         return "has matchFields"
-    for expression in term.match_expressions or ():
-        operator, values = expression.operator, expression.values or ()
-        if operator not in _WITH_VALUES | _WITHOUT_VALUES:
-            return f"has operator {operator} on {expression.key}"
-        if not expression.key or (operator in _WITH_VALUES) != bool(values):
-            return f"has an expression on {expression.key!r} whose values do not suit {operator}"
-        if len(values) > VALUES_MAX:
-            return f"has {len(values):,} values on {expression.key}, more than {VALUES_MAX:,}"
+    faults = (_expression_fault(expression) for expression in term.match_expressions or ())
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _expression_fault(expression: LabelSelectorRequirement) -> str | None:
+    operator, values = expression.operator, expression.values or ()
+    if operator not in _WITH_VALUES | _WITHOUT_VALUES:
+        return f"has operator {operator} on {expression.key}"
+    if not expression.key or (operator in _WITH_VALUES) != bool(values):
+        return f"has an expression on {expression.key!r} whose values do not suit {operator}"
+    if len(values) > VALUES_MAX:
+        return f"has {len(values):,} values on {expression.key}, more than {VALUES_MAX:,}"
     return None
 
 
-def _requirement(expression: LabelSelectorRequirement) -> NodeRequirement:
-    key = LABEL_ALIASES.get(expression.key, expression.key)
-    return (key, expression.operator, tuple(sorted(set(expression.values or ()))))
+def _expressed(term: NodeSelectorTerm) -> tuple[NodeRequirement, ...]:
+    """Return the requirements of those expressions of a term that can be expressed."""
+    found = (
+        machine_requirement(each.key, each.operator, each.values or ())
+        for each in term.match_expressions or ()
+        if _expression_fault(each) is None
+    )
+    return tuple(requirement for requirement in found if requirement is not None)
+
+
+def _in_common(terms: Sequence[tuple[NodeRequirement, ...]]) -> tuple[NodeRequirement, ...]:
+    """Return requirements that every machine satisfies that satisfies one of the terms.
+
+    Those of all terms, and for a key that each term restricts to some values, any of these values.
+    """
+    first, *rest = terms
+    common = [requirement for requirement in first if all(requirement in term for term in rest)]
+    restricted = {key for key, operator, _ in common if operator == "In"}
+    by_key = [{key: values for key, operator, values in term if operator == "In"} for term in terms]
+    for key in by_key[0]:
+        if key in restricted or not all(key in each for each in by_key):
+            continue
+        values = sorted({value for each in by_key for value in each[key]})
+        if len(values) <= VALUES_MAX:
+            common.append((key, "In", tuple(values)))
+    return tuple(common)
 
 
 def node_requirements(spec: PodSpec) -> tuple[list[NodeRequirement] | None, list[Inexpressible]]:
@@ -76,14 +113,13 @@ def node_requirements(spec: PodSpec) -> tuple[list[NodeRequirement] | None, list
 
     None when the affinity has no term that can be expressed: no capacity can be requested for the pod.
     """
-    found: list[NodeRequirement] = [
-        (LABEL_ALIASES.get(key, key), "In", (value,)) for key, value in (spec.node_selector or {}).items()
-    ]
+    selected = (machine_requirement(key, "In", (value,)) for key, value in (spec.node_selector or {}).items())
+    found: list[NodeRequirement] = [requirement for requirement in selected if requirement is not None]
     terms = node_terms(spec)
     if terms is None:
         return found, []
     place = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
-    chosen = choose_term(terms)
+    chosen = choose_term(terms, is_bound=bool(spec.node_name))
     reasons = "; ".join(chosen.others) or "no term matches any node"
     if chosen.requirements is None:
         message = f"{place}: {reasons}; no capacity is requested for this pod"
@@ -110,12 +146,17 @@ def settle_hostnames(
             continue
         if key == HOSTNAME and operator == "In":
             message = (
-                f"the pod waits for the node {', '.join(values[:3])}{' …' if len(values) > 3 else ''}: only a machine"
+                f"the pod waits for the node {names_of(values)}: only a machine"
                 f" whose provider sets the label {HOSTNAME} can satisfy the request until the pod is bound"
             )
             findings.append(Inexpressible(InexpressibleReason.HOSTNAME_REQUIREMENT, message))
         left.append(requirement)
     return left, findings
+
+
+def names_of(values: Sequence[str]) -> str:
+    """Return the first three values as text."""
+    return f"{', '.join(values[:3])}{' …' if len(values) > 3 else ''}"
 
 
 def requirements_json(requirements: Iterable[NodeRequirement]) -> list[Json]:

@@ -6,9 +6,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bigfleet.operator.demand.daemon_pods import DaemonPods
 from bigfleet.operator.demand.waiting import unschedulable_message
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.pod_requests import pod_requests
+from bigfleet.operator.nodes.disruption import comes_back, why_not_disrupted
 from bigfleet.operator.nodes.pod_index import has_required_anti_affinity, moves_in_a_drain
 from bigfleet.operator.nodes.topology_rules import affinity_terms, anti_affinity_terms, forbidding_spreads
 from bigfleet.operator.pod_reduction import PodReduction
@@ -27,9 +29,20 @@ PODS = st.fixed_dictionaries(
                 "resourceVersion": st.just("7"),
                 "deletionTimestamp": st.just("2026-01-01T00:00:00Z"),
                 "labels": st.just({"app": "web"}),
-                "annotations": st.sampled_from([{"note": "x"}, {"kubernetes.io/config.mirror": "h", "note": "x"}]),
+                "annotations": st.sampled_from(
+                    [
+                        {"note": "x"},
+                        {"kubernetes.io/config.mirror": "h", "note": "x"},
+                        {"cluster-autoscaler.kubernetes.io/safe-to-evict": "true"},
+                        {"karpenter.sh/do-not-disrupt": "true", "note": "x"},
+                    ]
+                ),
                 "ownerReferences": st.sampled_from(
-                    [[{"kind": kind, "name": "o", "controller": True}] for kind in ("DaemonSet", "ReplicaSet")]
+                    [
+                        [{"kind": kind, "name": "o", "uid": "o-1", "controller": is_controller}]
+                        for kind in ("DaemonSet", "ReplicaSet")
+                        for is_controller in (True, False)
+                    ]
                 ),
             },
         ),
@@ -68,6 +81,13 @@ PODS = st.fixed_dictionaries(
 )
 
 
+def largest_daemon(pod: PodObject) -> dict[str, int]:
+    """Return what the DaemonSet of the fixtures is known to request after this pod."""
+    pods = DaemonPods(lambda: None)
+    pods.put(pod, None)
+    return dict(pods.largest("o-1"))
+
+
 def read(pod: PodObject) -> tuple[Any, ...]:
     """Return what the parts of the operator read of a pod."""
     metadata, spec = pod.metadata, pod.spec
@@ -77,7 +97,8 @@ def read(pod: PodObject) -> tuple[Any, ...]:
         (spec.node_name, spec.node_selector, spec.affinity, spec.tolerations, spec.topology_spread_constraints),
         (pod_requests(spec), spec.resource_claims, spec.termination_grace_period_seconds),
         (has_required_anti_affinity(pod), affinity_terms(pod), anti_affinity_terms(pod), forbidding_spreads(pod)),
-        unschedulable_message(pod),
+        (unschedulable_message(pod), why_not_disrupted(pod), comes_back(pod)),
+        largest_daemon(pod),
     )
 
 

@@ -159,6 +159,7 @@ class KubernetesAgent:
         views.pods.add_listener(domains)
         views.upcoming_nodes.add_listener(self._upcoming)
         views.daemon_sets.add_listener(overheads)
+        views.pods.add_listener(overheads.pods)
         views.capacity_requests.add_listener(self._demand)
         views.pods.add_listener(self._waiting)
 

@@ -18,13 +18,14 @@ from bigfleet.operator.kubernetes.objects import (
     PodSpec,
     PodStatus,
 )
+from bigfleet.operator.kubernetes.resources import DAEMON_SETS
+from bigfleet.operator.nodes.disruption import ANNOTATIONS
 
 #: Distinct specs and labels that are remembered; the next ones start a new memory.
 _REMEMBERED_MAX: Final = 16_384
 #: The conditions that are read: why a pod is unschedulable, and whether a budget counts it as healthy.
 _SCHEDULED, _READY = "PodScheduled", "Ready"
-_MIRROR: Final = {MIRROR_ANNOTATION: ""}
-_OF_DAEMON_SET: Final = [OwnerReference(kind="DaemonSet", controller=True)]
+_ANNOTATIONS: Final = (MIRROR_ANNOTATION, *ANNOTATIONS)
 
 T = TypeVar("T")
 
@@ -49,8 +50,8 @@ class PodReduction:
                 resource_version=metadata.resource_version,
                 deletion_timestamp=metadata.deletion_timestamp,
                 labels=self._same(metadata.labels) if metadata.labels else None,
-                annotations=_MIRROR if pod.is_mirror else None,
-                owner_references=_OF_DAEMON_SET if pod.is_of_daemon_set else None,
+                annotations=self._same(_reduced_annotations(pod)),
+                owner_references=self._same(_reduced_owners(pod)),
             ),
             spec=msgspec.structs.replace(spec, node_name=self._same(pod.spec.node_name)),
             status=self._same(_reduced_status(pod.status)),
@@ -58,6 +59,8 @@ class PodReduction:
 
     def _same(self, value: T) -> T:
         """Return the first of all values that are equal to this one."""
+        if value is None:
+            return value
         key = (type(value), self._encoder.encode(value))
         known: T | None = self._known.get(key)
         if known is None:
@@ -65,6 +68,22 @@ class PodReduction:
                 self._known.clear()
             self._known[key] = known = value
         return known
+
+
+def _reduced_annotations(pod: PodObject) -> dict[str, str] | None:
+    found = pod.metadata.annotations or {}
+    # The value of a mirror pod differs with each pod and is not read.
+    return {n: "" if n == MIRROR_ANNOTATION else found[n] for n in _ANNOTATIONS if n in found} or None
+
+
+def _reduced_owners(pod: PodObject) -> list[OwnerReference] | None:
+    """Return the controllers; which one it is matters of DaemonSets alone."""
+    owners = [
+        OwnerReference(kind=each.kind, uid=each.uid if each.kind == DAEMON_SETS.kind else "", controller=True)
+        for each in pod.metadata.owner_references or ()
+        if each.controller
+    ]
+    return owners or None
 
 
 def _reduced_spec(spec: PodSpec) -> PodSpec:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.vector import covers
 from bigfleet.operator.demand.overheads import NodeOverheads, fewer_overheads, in_common, overhead_of
-from bigfleet.operator.kubernetes.objects import DaemonSet
+from bigfleet.operator.kubernetes.objects import DaemonSet, PodObject
 from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX
 from bigfleet.rpc.wire.convert_need import ReceivedRollUp, rollup_to_wire
 from tests.operator.demand.objects import HandView, daemon_set
@@ -97,13 +98,39 @@ def _requirements(**spec: Any) -> tuple[Requirement, ...] | None:
             [Requirement("kubernetes.io/os", Operator.IN, ("windows",))],
         ),
         (
+            # Nor their architecture.
             {"nodeSelector": {"beta.kubernetes.io/arch": "arm64"}},
-            [Requirement("kubernetes.io/arch", Operator.IN, ("arm64",))],
+            [Requirement("kubernetes.io/arch", Operator.NOT_IN, ("386", "amd64", "arm", "ppc64le", "riscv64", "s390x"))],
         ),
     ],
 )
 def test_selectors_become_requirements(spec: dict[str, Any], expected: list[Requirement]) -> None:
     assert _requirements(**spec) == tuple(expected)
+
+
+def test_a_machine_that_does_not_say_its_architecture_hosts_the_daemons_of_several() -> None:
+    """Such are aws-node and kube-proxy of EKS; no provider of ours labels machines so by itself."""
+    linux = ("kubernetes.io/os", "In", ["linux"])
+    overhead = overhead_of(daemon_set(affinity=affinity([linux, ("kubernetes.io/arch", "In", ["amd64", "arm64"])])))
+
+    assert overhead is not None
+    assert overhead.applies({}.get)
+    assert overhead.applies({"kubernetes.io/arch": "arm64", "kubernetes.io/os": "linux"}.get)
+    assert not overhead.applies({"kubernetes.io/arch": "s390x"}.get)
+    assert not overhead.applies({"kubernetes.io/os": "windows"}.get)
+
+
+def test_alternative_architectures_have_in_common_that_no_third_one_will_do() -> None:
+    terms = affinity([("kubernetes.io/arch", "In", ["amd64"])], [("kubernetes.io/arch", "In", ["arm64"])])
+    overhead = overhead_of(daemon_set(affinity=terms))
+
+    assert overhead is not None
+    assert all(overhead.applies({"kubernetes.io/arch": arch}.get) for arch in ("amd64", "arm64"))
+    assert not overhead.applies({"kubernetes.io/arch": "s390x"}.get)
+
+
+def test_a_daemon_set_of_both_systems_counts_on_both() -> None:
+    assert _requirements(affinity=affinity([("kubernetes.io/os", "In", ["windows", "linux"])])) == ()
 
 
 @pytest.mark.parametrize("terms", [affinity([("metadata.name", "In", ["n"])], fields=True), affinity(), affinity([])])
@@ -223,3 +250,64 @@ def test_overheads_of_any_daemon_sets_are_taken_by_the_shard(
 
     assert received == view.overheads()
     assert all(each.resources["cpu"] and each.resources["pods"] for each in received)
+
+
+# ---- pods that request more than their template ------------------------------------------------------------------
+
+
+def daemon_pod(name: str = "d-1", *, uid: str = "ds-d", phase: str = "Running", **spec: Any) -> PodObject:
+    metadata = {
+        "name": name,
+        "namespace": "kube-system",
+        "ownerReferences": [{"kind": "DaemonSet", "name": "d", "uid": uid, "controller": True}],
+    }
+    fields = {"nodeName": "n", "containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]} | spec
+    return msgspec.convert({"metadata": metadata, "spec": fields, "status": {"phase": phase}}, PodObject)
+
+
+def test_a_pod_that_a_limit_range_gave_more_counts_until_it_is_gone() -> None:
+    overheads = view_of(daemon_set("d", containers=[{"name": "c"}]))
+    assert overheads.overheads() == (Overhead((), {"pods": 1000}),)
+
+    overheads.pods.put(daemon_pod(), None)
+    assert overheads.overheads() == (Overhead((), {"cpu": 250, "pods": 1000}),)
+    overheads.pods.remove(daemon_pod())
+    assert overheads.overheads() == (Overhead((), {"pods": 1000}),)
+
+
+def test_the_overhead_of_a_runtime_class_is_in_the_pods() -> None:
+    overheads = view_of(daemon_set("d", cpu="250m"))
+
+    overheads.pods.put(daemon_pod(overhead={"cpu": "100m", "memory": "64Mi"}), None)
+
+    (found,) = overheads.overheads()
+    assert (found.resources["cpu"], found.resources["memory"]) == (350, 64 * 2**20 * 1000)
+
+
+def test_of_each_resource_the_template_or_the_largest_pod_counts() -> None:
+    overheads = view_of(daemon_set("d", cpu="300m"))
+    overheads.pods.put(daemon_pod("d-1", overhead={"memory": "1Mi"}), None)
+    overheads.pods.put(daemon_pod("d-2", overhead={"memory": "2Mi"}), None)
+
+    (found,) = overheads.overheads()
+    assert (found.resources["cpu"], found.resources["memory"]) == (300, 2 * 2**20 * 1000)
+
+
+@pytest.mark.parametrize("pod", [daemon_pod(uid="ds-other"), daemon_pod(phase="Failed")])
+def test_a_pod_of_another_daemon_set_or_that_has_ended_counts_for_nothing(pod: PodObject) -> None:
+    overheads = view_of(daemon_set("d"))
+    overheads.pods.put(pod, None)
+
+    assert overheads.overheads() == (Overhead((), {"cpu": 100, "pods": 1000}),)
+
+
+def test_an_unchanged_pod_or_one_of_the_same_requests_computes_nothing_again() -> None:
+    overheads = view_of(daemon_set("d"))
+    overheads.pods.put(daemon_pod("d-1"), None)
+    first = overheads.overheads()
+
+    overheads.pods.put(daemon_pod("d-1"), daemon_pod("d-1"))
+    overheads.pods.put(daemon_pod("d-2"), None)
+    overheads.pods.remove(daemon_pod("d-1"))
+
+    assert overheads.overheads() is first

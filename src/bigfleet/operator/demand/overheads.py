@@ -1,9 +1,10 @@
 """Sums up what DaemonSets request on every matching node, for the roll-up (docs/spec/operator.md §3).
 
 Rules that the wire cannot express are rounded up: alternatives of a node affinity become what they have in common, and
-operators that machines do not support are left out. Tolerations are ignored, because overheads on the wire have none.
-The overhead of a machine is therefore never less than what its DaemonSets request, except of those pinned to nodes by
-name.
+operators that machines do not support are left out. Machines that do not say their architecture or system count for all.
+Tolerations are ignored, because overheads on the wire have none. Pods of a DaemonSet that request more than its template
+count as well. The overhead of a machine is therefore never less than what its DaemonSets request, except of those pinned
+to nodes by name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,17 +13,19 @@ from typing import Final
 
 import structlog
 
+from bigfleet.model import labels
 from bigfleet.model.ids import control_character_in
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import OVERHEADS_MAX, Overhead, canonical_overheads
 from bigfleet.model.vector import Vector, add, vector_key
 from bigfleet.operator.demand.capacity_requests import REQUIREMENTS_MAX, STRING_BYTES_MAX, VALUES_MAX
+from bigfleet.operator.demand.daemon_pods import DaemonPods
 from bigfleet.operator.demand.entries import ObjectKey
 from bigfleet.operator.demand.joined_nodes import PODS
 from bigfleet.operator.kubernetes.objects import DaemonSet, NodeSelectorTerm, PodSpec
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
-from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES, OPERATING_SYSTEM
-from bigfleet.operator.kubernetes.scheduling_rules import node_terms
+from bigfleet.operator.kubernetes.resources import HOSTNAME
+from bigfleet.operator.kubernetes.scheduling_rules import machine_requirement, node_terms
 from bigfleet.operator.kubernetes.views import ObjectView
 from bigfleet.operator.resource_names import within_bound
 
@@ -34,17 +37,23 @@ _OPERATORS: Final[Mapping[str, Operator]] = {
 #: Of what is left out, so much is logged.
 _LOGGED_MAX: Final = 10
 _ONE_POD: Final[Vector] = {PODS: 1000}
-#: Operating systems of nodes; a machine that does not say its own is taken to run the others' opposite.
-_WINDOWS_ALONE: Final = Requirement(OPERATING_SYSTEM, Operator.NOT_IN, ("windows",))
+#: All that Kubernetes is built for, and the former 386.
+_ARCHITECTURES: Final = frozenset({"386", "amd64", "arm", "arm64", "ppc64le", "riscv64", "s390x"})
 
 _Requirements = frozenset[Requirement]
 
 
 class NodeOverheads:
-    """What the DaemonSets of a cluster take. An ObjectListener of DaemonSets, and an OverheadSource."""
+    """What the DaemonSets of a cluster take. An ObjectListener of DaemonSets, and an OverheadSource.
+
+    `pods` is an ObjectListener of pods.
+    """
 
     def __init__(self, daemon_sets: ObjectView[DaemonSet]) -> None:
         self._view = daemon_sets
+        self.pods = DaemonPods(self._pods_changed)
+        #: The UID of each DaemonSet.
+        self._uids: dict[ObjectKey, str] = {}
         #: By DaemonSet; those without an overhead are absent.
         self._overheads: dict[ObjectKey, Overhead] = {}
         #: The answer; None after a change.
@@ -63,35 +72,52 @@ class NodeOverheads:
         except UnreadableRequest as error:
             log.warning("operator.overhead_left_out", daemon_set="/".join(key), error=str(error))
             overhead = None
-        if overhead == self._overheads.get(key):
+        is_same_set = self._uids.get(key) == stored.metadata.uid
+        self._uids[key] = stored.metadata.uid
+        if is_same_set and overhead == self._overheads.get(key):
             return
         self._canonical = None
         if overhead is None:
-            del self._overheads[key]
+            self._overheads.pop(key, None)
         else:
             self._overheads[key] = overhead
 
     def remove(self, former: DaemonSet) -> None:
         """Forget one DaemonSet."""
+        self._uids.pop(former.metadata.key, None)
         if self._overheads.pop(former.metadata.key, None) is not None:
             self._canonical = None
 
     def overheads(self) -> tuple[Overhead, ...]:
         """Return at most `OVERHEADS_MAX` overheads in canonical order, each with at most 32 resource names."""
         if self._canonical is None:
-            found = fewer_overheads(canonical_overheads(self._overheads.values()))
-            parts = [each.resources for each in self._overheads.values()]
+            each_set = {key: self._with_pods(key, overhead) for key, overhead in self._overheads.items()}
+            found = fewer_overheads(canonical_overheads(each_set.values()))
+            parts = [each.resources for each in each_set.values()]
             self._canonical = tuple(replace(each, resources=within_bound(each.resources, parts)) for each in found)
-            self._note_left_out(found, self._canonical)
+            self._note_left_out(each_set, found, self._canonical)
         return self._canonical
 
-    def _note_left_out(self, found: tuple[Overhead, ...], bounded: tuple[Overhead, ...]) -> None:
+    def _with_pods(self, key: ObjectKey, overhead: Overhead) -> Overhead:
+        """Return the overhead of a template, or more where pods of the DaemonSet request more."""
+        resources = dict(overhead.resources)
+        for name, milli in self.pods.largest(self._uids[key]).items():
+            if milli > resources.get(name, 0) and not _is_refused(name):
+                resources[name] = milli
+        return replace(overhead, resources=resources)
+
+    def _pods_changed(self) -> None:
+        self._canonical = None
+
+    def _note_left_out(
+        self, each_set: Mapping[ObjectKey, Overhead], found: tuple[Overhead, ...], bounded: tuple[Overhead, ...]
+    ) -> None:
         left_out: set[str] = set()
         for each, shorter in zip(found, bounded, strict=True):
             left_out |= each.resources.keys() - shorter.resources.keys()
         if not left_out:
             return
-        keys = [key for key, overhead in self._overheads.items() if not left_out.isdisjoint(overhead.resources)]
+        keys = [key for key, overhead in each_set.items() if not left_out.isdisjoint(overhead.resources)]
         log.warning(
             "operator.overhead_resources_left_out",
             count=len(left_out),
@@ -112,10 +138,14 @@ def overhead_of(daemon_set: DaemonSet) -> Overhead | None:
         return None
     requests = pod_requests(spec)
     for name in requests:
-        if control_character_in(name) or len(name.encode()) > STRING_BYTES_MAX:
+        if _is_refused(name):
             # The shard would refuse the roll-up, and with it the demand of everybody in the cluster.
             raise UnreadableRequest(f"the resource name {name[:64]!r} is too long or has a control character")
     return Overhead(tuple(requirements), add(requests, _ONE_POD))
+
+
+def _is_refused(resource_name: str) -> bool:
+    return bool(control_character_in(resource_name)) or len(resource_name.encode()) > STRING_BYTES_MAX
 
 
 def _requirements_of(spec: PodSpec) -> _Requirements | None:
@@ -140,12 +170,15 @@ def _requirements_of_term(term: NodeSelectorTerm) -> _Requirements:
 
 def _requirement(key: str, operator_name: str, values: tuple[str, ...]) -> set[Requirement]:
     """Return the requirement on machines; none for what every node has, and for what machines cannot be asked."""
-    key, operator = LABEL_ALIASES.get(key, key), _OPERATORS.get(operator_name)
-    if operator is None or key == HOSTNAME:
+    found = machine_requirement(key, operator_name, values) if operator_name in _OPERATORS else None
+    if found is None or found[0] == HOSTNAME:
         return set()
-    if key == OPERATING_SYSTEM and operator is Operator.IN and "linux" in values:
-        # Machines rarely say their system, and nearly every DaemonSet asks for it.
-        return {_WINDOWS_ALONE}
+    key, operator, values = found[0], _OPERATORS[found[1]], found[2]
+    if key == labels.ARCH and operator is Operator.IN:
+        # Every node says its architecture, a machine only if its provider does.
+        operator, values = Operator.NOT_IN, tuple(_ARCHITECTURES.difference(values))
+        if not values:
+            return set()
     texts = (key, *values)
     if len(values) > VALUES_MAX or any(len(t.encode()) > STRING_BYTES_MAX or control_character_in(t) for t in texts):
         return set()
@@ -155,21 +188,28 @@ def _requirement(key: str, operator_name: str, values: tuple[str, ...]) -> set[R
 def in_common(terms: Iterable[_Requirements]) -> _Requirements:
     """Return requirements that every machine satisfies that satisfies one of the terms: as many as can be found.
 
-    Besides those of all terms: a key that each term restricts to some values is restricted to any of these.
+    Besides those of all terms: a key that each term restricts to some values is restricted to any of these, and values
+    that each term excludes are excluded.
     """
     alternatives = list(terms)
     if not alternatives:
         return frozenset()
     common = frozenset.intersection(*alternatives)
-    by_key = [
-        {requirement.key: requirement.values for requirement in term if requirement.operator is Operator.IN}
-        for term in alternatives
-    ]
-    for key in set.intersection(*(set(each) for each in by_key)):
-        values = {value for each in by_key for value in each[key]}
+    restricted = [_values_by_key(term, Operator.IN) for term in alternatives]
+    for key in set.intersection(*(set(each) for each in restricted)):
+        values = {value for each in restricted for value in each[key]}
         if len(values) <= VALUES_MAX and not any(r.key == key and r.operator is Operator.IN for r in common):
             common |= {Requirement(key, Operator.IN, tuple(values))}
+    excluded = [_values_by_key(term, Operator.NOT_IN) for term in alternatives]
+    for key in set.intersection(*(set(each) for each in excluded)):
+        values = set.intersection(*(set(each[key]) for each in excluded))
+        if values and not any(r.key == key and r.operator is Operator.NOT_IN for r in common):
+            common |= {Requirement(key, Operator.NOT_IN, tuple(values))}
     return common
+
+
+def _values_by_key(term: _Requirements, operator: Operator) -> dict[str, tuple[str, ...]]:
+    return {each.key: each.values for each in term if each.operator is operator}
 
 
 def fewer_overheads(overheads: tuple[Overhead, ...], overheads_max: int = OVERHEADS_MAX) -> tuple[Overhead, ...]:

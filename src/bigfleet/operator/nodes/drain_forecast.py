@@ -160,8 +160,7 @@ class DrainForecaster:
         copies = tuple(NodeRoom(room.node, dict(room.free), room.pods) for room in cluster.rooms.values())
         first_fit = self._placer(cluster, copies, None).place(moving, size=share_of(node))
         if first_fit.unplaced is not None:
-            pod = first_fit.unplaced.pod
-            return f"pod {'/'.join(pod.metadata.key)} fits on no other node: {first_fit.unplaced.reason}"
+            return first_fit.unplaced.text
         # The rooms themselves are used up: the next node finds what is left.
         scheduled = self._placer(cluster, tuple(cluster.rooms.values()), score).place(moving, size=share_of(node))
         if scheduled.unplaced is not None:

@@ -21,6 +21,7 @@ from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.resources import PODS
 from bigfleet.operator.nodes.cordon import NodeCordon, NodeGone
+from bigfleet.operator.nodes.disruption import comes_back
 from bigfleet.operator.nodes.drain_annotation import DrainAnnotation
 from bigfleet.operator.nodes.evictions import EvictionAnswer, EvictionOutcome, PodEvictor
 from bigfleet.operator.nodes.matching import NodeMatcher
@@ -58,6 +59,8 @@ class ActiveDrain:
     #: Set once the shard of this process has named the drain; a resumed one may be out of date before that.
     is_confirmed: asyncio.Event = field(default_factory=asyncio.Event)
     started_seconds: float = 0.0
+    #: UIDs of the pods on the Node when its pods were first evicted; None before that.
+    first_pods: frozenset[str] | None = None
     #: When each pod may be asked for again, by UID.
     ask_again_seconds: dict[str, float] = field(default_factory=dict)
     result: DrainResult | None = None
@@ -184,7 +187,20 @@ class NodeDrain:
             raise DrainEnded(DrainOutcome.FAILED, text)
 
     def _pods_to_go(self) -> list[PodObject]:
-        return _in_order(self._tools.pods.on(self._drain.node_name).pods.values())
+        return self._in_order(self._tools.pods.on(self._drain.node_name).pods.values())
+
+    def _in_order(self, pods: Iterable[PodObject]) -> list[PodObject]:
+        """Return the pods that the drain waits for.
+
+        The scheduler may put a successor that tolerates the cordon on the Node. It is left there: it would come back
+        until the deadline.
+        """
+        going = [pod for pod in pods if moves_in_a_drain(pod)]
+        first = self._drain.first_pods
+        if first is None:
+            first = self._drain.first_pods = frozenset(pod.metadata.uid for pod in going)
+        awaited = (pod for pod in going if pod.metadata.uid in first or not comes_back(pod))
+        return sorted(awaited, key=lambda pod: pod.metadata.key)
 
     async def _confirm(self, seconds_max: float) -> tuple[list[PodObject], str]:
         """Return the pods that the API server knows on the Node, and what kept it from saying so."""
@@ -201,7 +217,7 @@ class NodeDrain:
                     found.extend(page.items)
                     continue_token = page.continue_token
                     if not continue_token:
-                        return _in_order(found), ""
+                        return self._in_order(found), ""
         except TimeoutError:
             return [], "the API server did not answer"
         except ApiError as error:
@@ -282,10 +298,6 @@ class NodeDrain:
             if outcome.answer is EvictionAnswer.FORBIDDEN:
                 raise DrainEnded(DrainOutcome.FAILED, f"delete pod {_name(pod)}: {outcome.text}")
         return [pod for pod, _outcome in left], left[-1][1].text if left else ""
-
-
-def _in_order(pods: Iterable[PodObject]) -> list[PodObject]:
-    return sorted((pod for pod in pods if moves_in_a_drain(pod)), key=lambda pod: pod.metadata.key)
 
 
 def _name(pod: PodObject) -> str:

@@ -1,8 +1,9 @@
 """Places pods on nodes by first fit, largest pods first: a pure forecast of whether they would find room.
 
 Requests against what is free, the pods limit, node selectors, required node affinity, taints, and rules about other
-pods. Host ports, volumes that are bound to a node and preferences are not read. It must never say that a pod fits where
-the scheduler would refuse it for a rule that is read here.
+pods. A pod that a voluntary drain must not evict has no place anywhere. Host ports, volumes that are bound to a node and
+preferences are not read. It must never say that a pod fits where the scheduler would refuse it for a rule that is read
+here.
 """
 
 from collections import Counter
@@ -17,6 +18,7 @@ from bigfleet.model.vector import format_vector
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
 from bigfleet.operator.kubernetes.scheduling_rules import admits, repelling_taint
+from bigfleet.operator.nodes.disruption import why_not_disrupted
 from bigfleet.operator.nodes.pod_index import PodKey
 from bigfleet.operator.nodes.topology_rules import Located, PodRules
 
@@ -71,10 +73,16 @@ RoomScore = Callable[[NodeRoom, dict[str, int]], int]
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """A pod that fits nowhere, and why."""
+    """A pod that has no place, and why."""
 
     pod: PodObject
     reason: str
+    what: str = "fits on no other node"
+
+    @property
+    def text(self) -> str:
+        """The pod and the reason, as a clause."""
+        return f"pod {'/'.join(self.pod.metadata.key)} {self.what}: {self.reason}"
 
 
 @dataclass(slots=True)
@@ -132,6 +140,10 @@ class PodPlacer:
         placement = PlacedPods()
         sized = []
         for pod in pods:
+            why_not = why_not_disrupted(pod)
+            if why_not is not None:
+                placement.unplaced = Unplaced(pod, why_not, "must not be evicted by a voluntary drain")
+                return placement
             try:
                 requests = pod_requests(pod.spec)
             except UnreadableRequest as error:

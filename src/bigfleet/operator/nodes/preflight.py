@@ -103,8 +103,7 @@ class Preflight:
         staying = [promise for promise in self._all_promises() if id(promise) not in redirected_ids]
         placement = yield from self._fit(away, staying).steps(everyone.values(), size=share_of(node))
         if placement.unplaced is not None:
-            key = placement.unplaced.pod.metadata.key
-            return f"pod {'/'.join(key)} fits on no other node: {placement.unplaced.reason}"
+            return placement.unplaced.text
         for promise in redirected:
             promise.target = placement.assigned[promise.pod.metadata.key]
         self._promises[machine_id] = [_Promise(pod, name, placement.assigned[pod.metadata.key]) for pod in moving]

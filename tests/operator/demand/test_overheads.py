@@ -100,7 +100,11 @@ def _requirements(**spec: Any) -> tuple[Requirement, ...] | None:
         (
             # Nor their architecture.
             {"nodeSelector": {"beta.kubernetes.io/arch": "arm64"}},
-            [Requirement("kubernetes.io/arch", Operator.NOT_IN, ("386", "amd64", "arm", "ppc64le", "riscv64", "s390x"))],
+            [
+                Requirement(
+                    "kubernetes.io/arch", Operator.NOT_IN, ("386", "amd64", "arm", "ppc64le", "riscv64", "s390x")
+                )
+            ],
         ),
     ],
 )

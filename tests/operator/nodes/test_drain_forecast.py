@@ -207,3 +207,13 @@ async def test_the_newest_request_is_answered_and_a_fault_ends_nothing(monkeypat
     assert bench.answers[1].message == "the operator failed: ZeroDivisionError; see its log"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_pod_that_must_not_be_moved_has_no_place_on_any_node() -> None:
+    marked = pod_body("p", "a", annotations={"karpenter.sh/do-not-disrupt": "true"})
+    bench = Bench(nodes("ab"), [marked])
+
+    refused = await bench.ask("a", EIGHT)
+
+    assert (refused.outcome, refused.machine_id) == (ForecastOutcome.WOULD_NOT_FIT, "m-a")
+    assert "must not be evicted by a voluntary drain" in refused.message

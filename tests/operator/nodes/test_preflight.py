@@ -125,6 +125,48 @@ def test_pods_that_do_not_move_need_no_room(pod: dict[str, Any]) -> None:
     assert Bench([node_body("a")], [pod]).refusal("a") is None
 
 
+def bare_pod(name: str, node: str, **annotations: str) -> dict[str, Any]:
+    """Return a pod that no controller made."""
+    body = pod_body(name, node, annotations=annotations)
+    return {**body, "metadata": {**body["metadata"], "ownerReferences": []}}
+
+
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        (bare_pod("p", "a"), "it has no controller that would replace it"),
+        (pod_body("p", "a", annotations={SAFE_TO_EVICT: "false"}), f"it has the annotation {SAFE_TO_EVICT}: false"),
+        (
+            pod_body("p", "a", annotations={"karpenter.sh/do-not-disrupt": "true"}),
+            "it has the annotation karpenter.sh/do-not-disrupt: true",
+        ),
+    ],
+    ids=["bare", "not safe to evict", "do not disrupt"],
+)
+def test_a_pod_that_must_not_be_moved_is_refused_although_there_is_room(pod: dict[str, Any], reason: str) -> None:
+    refusal = Bench([node_body("a"), node_body("b")], [pod]).refusal("a") or ""
+
+    assert refusal.startswith(f"pod d/p must not be evicted by a voluntary drain: {reason}")
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        bare_pod("p", "a", **{SAFE_TO_EVICT: "true"}),
+        pod_body("p", "a", annotations={"karpenter.sh/do-not-disrupt": "false"}),
+        pod_body("p", "a", annotations={SAFE_TO_EVICT: "true"}),
+        {**bare_pod("p", "a"), "status": {"phase": "Succeeded"}},
+        pod_body("p", "a", owner="DaemonSet", annotations={SAFE_TO_EVICT: "false"}),
+    ],
+    ids=["bare and safe", "not marked", "safe", "finished", "daemon"],
+)
+def test_a_pod_that_may_be_moved_or_does_not_move_is_accepted(pod: dict[str, Any]) -> None:
+    assert Bench([node_body("a"), node_body("b")], [pod]).refusal("a") is None
+
+
 @pytest.mark.parametrize(
     ("other", "reason"),
     [

@@ -8,7 +8,7 @@ import pytest
 from bigfleet.model.frames import DrainOutcome
 from bigfleet.model.states import MachineState
 from bigfleet.operator.kubernetes.resources import PODS
-from tests.operator.nodes.node_world import NodeWorld
+from tests.operator.nodes.node_world import NodeWorld, pod_body
 
 pytestmark = pytest.mark.virtual_time
 
@@ -134,3 +134,21 @@ async def test_room_for_the_pods_of_a_resumed_drain_is_promised_again(world: Nod
     result = await second.result()
 
     assert (result.machine_id, result.outcome) == ("m-b", DrainOutcome.WOULD_NOT_FIT)
+
+
+async def test_a_pod_without_a_controller_holds_up_a_voluntary_drain_and_no_other(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.node("o")
+    body = pod_body("p", "n")
+    world.server.put(PODS, {**body, "metadata": {**body["metadata"], "ownerReferences": []}})
+    operator = world.operator()
+    operator.instruct("m", id="1", **VOLUNTARY)
+    result = await operator.result()
+
+    assert result.outcome is DrainOutcome.WOULD_NOT_FIT
+    assert "pod d/p must not be evicted by a voluntary drain" in result.message
+    assert not world.read_node("n").spec.unschedulable
+
+    operator.see("m", MachineState.CONFIGURED)
+    operator.instruct("m", id="2")
+    assert (await operator.result(2)).outcome is DrainOutcome.DRAINED

@@ -1,10 +1,10 @@
 """Sums up what DaemonSets request on every matching node, for the roll-up (docs/spec/operator.md §3).
 
 Rules that the wire cannot express are rounded up: alternatives of a node affinity become what they have in common, and
-operators that machines do not support are left out. Machines that do not say their architecture or system count for all.
-Tolerations are ignored, because overheads on the wire have none. Pods of a DaemonSet that request more than its template
-count as well. The overhead of a machine is therefore never less than what its DaemonSets request, except of those pinned
-to nodes by name.
+operators that machines do not support are left out. A machine that does not say its architecture counts for each, and
+tolerations are ignored, because overheads on the wire have none. Where pods of a DaemonSet request more than its
+template, that counts. The overhead of a machine is therefore never less than what its DaemonSets request, except of
+those pinned to nodes by name.
 """
 
 from collections.abc import Iterable, Mapping

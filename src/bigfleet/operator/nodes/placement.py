@@ -1,7 +1,7 @@
 """Places pods on nodes by first fit, largest pods first: a pure forecast of whether they would find room.
 
 Requests against what is free, the pods limit, node selectors, required node affinity, taints, and rules about other
-pods. A pod that a voluntary drain must not evict has no place anywhere. Host ports, volumes that are bound to a node and
+pods. A pod that a voluntary drain must not evict has no place. Host ports, volumes that are bound to a node and
 preferences are not read. It must never say that a pod fits where the scheduler would refuse it for a rule that is read
 here.
 """

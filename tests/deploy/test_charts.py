@@ -326,6 +326,70 @@ def test_operator_and_pod_controller_may_dial_the_ports_of_the_api_server_that_a
     }
 
 
+# ---- other clusters --------------------------------------------------------------------------------------------------
+
+_IDS = ("runAsUser", "runAsGroup", "fsGroup")
+
+
+@needs_helm
+@pytest.mark.parametrize("chart", NAMES)
+def test_user_and_groups_are_left_out_where_the_cluster_chooses_them(chart: str) -> None:
+    """OpenShift refuses pods with a user or group outside of the range of their namespace."""
+    words = (*ACCEPTED[chart], "--set", ",".join(f"podSecurityContext.{name}=null" for name in _IDS))
+    pods = dict(pod_templates(rendered(chart, words)))
+
+    assert pods
+    for pod in pods.values():
+        assert not set(_IDS) & pod["securityContext"].keys()
+        assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+@needs_helm
+@pytest.mark.parametrize("chart", NAMES)
+def test_user_and_groups_may_be_large_numbers(chart: str) -> None:
+    """As those of OpenShift are; helm reads numbers as floating-point ones."""
+    words = (*ACCEPTED[chart], "--set", "podSecurityContext.runAsUser=1000650000")
+
+    for pod in dict(pod_templates(rendered(chart, words))).values():
+        assert pod["securityContext"]["runAsUser"] == 1000650000
+        assert pod["securityContext"]["runAsGroup"] == 65532
+
+
+def quotas(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in found if each["kind"] == "ResourceQuota"]
+
+
+@needs_helm
+def test_a_quota_admits_the_critical_pods_of_the_chart() -> None:
+    """GKE admits none outside of kube-system without one, and says so in Events of ReplicaSets alone."""
+    found = rendered("bigfleet-operator", ACCEPTED["bigfleet-operator"])
+    (quota,) = quotas(found)
+    (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]
+    specs = [each["spec"] for each in found if each["kind"] == "Deployment"]
+
+    assert quota["metadata"]["namespace"] == NAMESPACE
+    assert (expression["scopeName"], expression["operator"]) == ("PriorityClass", "In")
+    assert {spec["template"]["spec"]["priorityClassName"] for spec in specs} == set(expression["values"])
+    pods = sum(spec["replicas"] + spec["strategy"]["rollingUpdate"]["maxSurge"] for spec in specs)
+    assert pods <= int(quota["spec"]["hard"]["pods"])
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--set", "priorityClassName="),
+        ("--set", "priorityClassName=null"),
+        ("--set", "priorityClassName=high"),
+        ("--namespace", "kube-system"),
+    ],
+    ids=" ".join,
+)
+def test_there_is_no_quota_where_none_is_needed(words: tuple[str, ...]) -> None:
+    """One in kube-system would bound the pods of others."""
+    assert quotas(rendered("bigfleet-operator", (*ACCEPTED["bigfleet-operator"], *words))) == []
+
+
 # ---- chart and manifests ---------------------------------------------------------------------------------------------
 
 #: Components of deploy/kubernetes, and the values that mean the same.

@@ -229,3 +229,12 @@ def test_the_group_of_our_tokens_gets_what_kubeadm_gives_its_own() -> None:
         "kubeadm:kubelet-config",
         "kube-proxy",
     }
+
+
+def test_a_quota_admits_the_critical_pods() -> None:
+    """GKE admits no pod of this class outside of kube-system without it."""
+    (expression,) = one("ResourceQuota", "bigfleet-critical-pods")["spec"]["scopeSelector"]["matchExpressions"]
+    classes = {one("Deployment", name)["spec"]["template"]["spec"]["priorityClassName"] for name in WORKLOADS}
+
+    assert (expression["scopeName"], expression["operator"]) == ("PriorityClass", "In")
+    assert set(expression["values"]) == classes

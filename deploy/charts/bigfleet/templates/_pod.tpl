@@ -17,9 +17,17 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 securityContext:
   runAsNonRoot: true
-  runAsUser: 65532
-  runAsGroup: 65532
-  fsGroup: 65532
+  {{- with .Values.podSecurityContext }}
+  {{- with .runAsUser }}
+  runAsUser: {{ int64 . }}
+  {{- end }}
+  {{- with .runAsGroup }}
+  runAsGroup: {{ int64 . }}
+  {{- end }}
+  {{- with .fsGroup }}
+  fsGroup: {{ int64 . }}
+  {{- end }}
+  {{- end }}
   # A large state is not changed owner by owner at each start.
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile:

@@ -361,7 +361,7 @@ def quotas(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @needs_helm
 def test_a_quota_admits_the_critical_pods_of_the_chart() -> None:
-    """GKE admits none outside of kube-system without one, and says so in Events of ReplicaSets alone."""
+    """GKE admits none outside of kube-system without one, and only Events of the ReplicaSet say so."""
     found = rendered("bigfleet-operator", ACCEPTED["bigfleet-operator"])
     (quota,) = quotas(found)
     (expression,) = quota["spec"]["scopeSelector"]["matchExpressions"]

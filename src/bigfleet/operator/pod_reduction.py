@@ -77,7 +77,7 @@ def _reduced_annotations(pod: PodObject) -> dict[str, str] | None:
 
 
 def _reduced_owners(pod: PodObject) -> list[OwnerReference] | None:
-    """Return the controllers; which one it is matters of DaemonSets alone."""
+    """Return the controllers; their UID is read of DaemonSets only."""
     owners = [
         OwnerReference(kind=each.kind, uid=each.uid if each.kind == DAEMON_SETS.kind else "", controller=True)
         for each in pod.metadata.owner_references or ()

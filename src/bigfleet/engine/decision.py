@@ -199,7 +199,7 @@ class RowResult:
     provisions: tuple[MachineId, ...] = ()
     #: Supply of the machines held, milli-units.
     held: Vector = field(default_factory=lambda: vector.ZERO)
-    #: Aggregate less held, after Phase 1.
+    #: Aggregate less held, after Phase 1; pods without a place that request nothing count as `pods`.
     deficit: Vector = field(default_factory=lambda: vector.ZERO)
     #: Same rows: the chosen domain, "" for none; other rows "".
     domain: str = ""

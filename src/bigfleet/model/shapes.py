@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
 from math import gcd
+from types import MappingProxyType
 from typing import Final
 
 from bigfleet.model import vector
@@ -21,6 +22,9 @@ from bigfleet.model.vector import Vector
 SHAPES_MAX: Final = 64
 #: Overheads of one cluster.
 OVERHEADS_MAX: Final = 64
+#: The resource of which every pod takes one, and what stands for a pod that requests nothing.
+PODS: Final = "pods"
+_ONE_POD: Final[Vector] = MappingProxyType({PODS: 1000})
 #: Pods of one shape and the largest limit on a machine: the wire has 64 and 32 bits, sums must stay far below.
 COUNT_MAX: Final = 10**9
 LIMIT_MAX: Final = 2**31 - 1
@@ -111,6 +115,11 @@ def total_of(shapes: Iterable[DemandShape]) -> Vector:
         for name, milli in shape.resources.items():
             total[name] = min(MILLI_MAX, total.get(name, 0) + milli * shape.count)
     return total
+
+
+def lacking_of(pods: Iterable[tuple[Vector, int]]) -> Vector:
+    """Return what pods without a place request, of (request, pods); pods that request nothing count as `pods`."""
+    return vector.sum_of([(request or _ONE_POD, number) for request, number in pods])
 
 
 def largest_of(shapes: Iterable[DemandShape]) -> Vector:

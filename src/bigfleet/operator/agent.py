@@ -126,7 +126,7 @@ class KubernetesAgent:
         )
         overheads = NodeOverheads(views.daemon_sets)
         domains = GangDomains(views.nodes)
-        joined = JoinedNodes(pods=pods_by_node, clock=clock)
+        self._joined = joined = JoinedNodes(pods=pods_by_node, clock=clock)
         self._demand = DemandView(
             cluster=cluster,
             requests=views.capacity_requests,
@@ -248,12 +248,14 @@ class KubernetesAgent:
         """Follow the machine."""
         self._nodes.node_state(update)
         self._drains.node_state(update)
+        self._joined.node_state(update)
         self._upcoming.node_state(update)
 
     def resynced(self, machine_ids: frozenset[str]) -> None:
         """Forget the machines that are not the cluster's any more."""
         self._nodes.resynced(machine_ids)
         self._drains.resynced(machine_ids)
+        self._joined.resynced(machine_ids)
         self._upcoming.resynced(machine_ids)
 
     def node_statuses(self) -> Iterable[NodeStatus]:

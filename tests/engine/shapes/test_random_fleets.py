@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Decision, Placement
 from bigfleet.engine.parking import stamp_parked
 from bigfleet.engine.shapes.acquire import acquire
@@ -13,6 +14,8 @@ from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import build
 from bigfleet.engine.shapes.hosting import place_row
 from bigfleet.engine.shapes.machines import SnapshotMachines
+from bigfleet.engine.shapes.pod_engine import PodEngine
+from bigfleet.model.shapes import DemandShape, canonical_shapes
 from tests.engine.proof import EQUALITY_EXAMPLES, in_proportion
 from tests.engine.shapes.claims_checker import violations
 from tests.engine.shapes.shape_fleets import Drawn, fleet
@@ -53,6 +56,31 @@ def test_no_row_is_short_beside_room_that_it_may_use() -> None:
             assert ([group.left for group in row.groups], dict(row.divisible or {})) == left, f"seed {seed}"
             short += row.has_left
     assert short > SHORT_FLEETS // 2, "the fleets have rows that stay short"
+
+
+def test_a_row_with_pods_that_request_nothing_is_satisfied_only_if_they_have_a_place() -> None:
+    """Both engines; the number of such pods without a place is in what the row lacks."""
+    lacking = 0
+    for seed in range(in_proportion(600, least=60)):
+        drawn = fleet(seed)
+        nothing = DemandShape({}, 1 + seed % 40)
+        demand = tuple(
+            replace(row, shapes=canonical_shapes((*row.shapes, nothing))) if row.shapes else row
+            for row in drawn.demand
+        )
+        drawn = replace(drawn, demand=demand)
+        decision = decided(drawn)
+        view = ColumnStore.from_snapshot(drawn.snapshot).snapshot()
+
+        assert violations(drawn.machines, drawn.demand, drawn.options, decision) == [], f"seed {seed}"
+        assert PodEngine(loops=None).decide(view, drawn.demand, drawn.options) == decision, f"seed {seed}"
+        for result in decision.rows:
+            shapes = (*result.need.shapes, *result.need.waiting)
+            aside = [(each.shape, shapes[each.shape].count) for each in result.impossible if each.shape is not None]
+            pods = sum(count for index, count in (*result.unplaced, *aside) if not shapes[index].resources)
+            assert result.deficit.get("pods", 0) == 1000 * pods, f"seed {seed}"
+            lacking += bool(pods)
+    assert lacking, "some rows lack a place for them"
 
 
 @pytest.mark.parametrize("seed", [4774, 5781, 6076, 9132])

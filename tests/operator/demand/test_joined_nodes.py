@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from bigfleet.operator.demand.joined_nodes import JoinedNodes
-from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.model.frames import NodeStateUpdate, Taint
+from bigfleet.model.states import MachineState
+from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS, JoinedNodes
+from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from tests.operator.demand.objects import HandClock, node, pod
 
 
@@ -111,3 +113,107 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
     cluster.nodes.remove(node("n"))
 
     assert not cluster.could_have_run()
+
+
+# ---- what the shard says of machines --------------------------------------------------------------------------------
+
+
+def reported(machine_id: str = "n", *, state: MachineState = MachineState.CONFIGURED, **facts: Any) -> NodeStateUpdate:
+    return NodeStateUpdate(**({"machine_id": machine_id, "cluster_id": "c", "state": state} | facts))
+
+
+def test_an_empty_node_that_holds_less_than_the_shard_said_could_have_taken_the_pod() -> None:
+    """The kubelet finds less memory than the machine is sold with, and so it will of the next one."""
+    cluster = Cluster()
+    wanted = pod(containers=[{"name": "c", "resources": {"requests": {"memory": "31Gi"}}}])
+    cluster.nodes.put(node("n", allocatable={"memory": "29Gi", "pods": "10"}, capacity={"memory": "30Gi"}), None)
+    assert not cluster.nodes.could_have_run(wanted, after_seconds=0.0, before_seconds=10**9)
+
+    cluster.nodes.node_state(reported(resources={"memory": "32Gi"}))
+    assert cluster.nodes.could_have_run(wanted, after_seconds=0.0, before_seconds=10**9)
+
+    cluster.nodes.resynced(frozenset({"another"}))
+    assert not cluster.nodes.could_have_run(wanted, after_seconds=0.0, before_seconds=10**9)
+
+
+def test_a_node_whose_device_plugin_never_started_could_have_taken_the_pod() -> None:
+    cluster = Cluster()
+    wanted = pod(containers=[{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "1"}}}])
+    cluster.nodes.put(node("n"), None)
+    cluster.nodes.node_state(reported(resources={"cpu": "4", "nvidia.com/gpu": "8"}))
+
+    assert cluster.nodes.could_have_run(wanted, after_seconds=0.0, before_seconds=10**9)
+
+
+WANTS_GPU = pod(
+    containers=[{"name": "c", "resources": {"requests": {"nvidia.com/gpu": "8"}}}], nodeSelector={"pool": "g"}
+)
+GPU_MACHINE: dict[str, Any] = {"resources": {"cpu": "4", "nvidia.com/gpu": "8"}, "labels": {"pool": "g"}}
+GPU_NODE: dict[str, Any] = {"labels": {"pool": "g"}, "allocatable": {"cpu": "4", "pods": "10", "nvidia.com/gpu": "8"}}
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        node("n", ready=False, labels={"pool": "g"}),
+        node("n", labels={"pool": "g"}),
+        node("n", labels={"pool": "g"}, allocatable={"cpu": "4", "pods": "10", "nvidia.com/gpu": "0"}),
+        node("n", **GPU_NODE, taints=[{"key": "node.cilium.io/agent-not-ready", "effect": "NoSchedule"}]),
+    ],
+    ids=["no node", "not ready", "no device plugin", "device plugin without devices", "startup taint"],
+)
+def test_a_machine_whose_node_is_not_complete_yet_is_coming_for_a_quarter_of_an_hour(seen: NodeObject | None) -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    if seen is not None:
+        cluster.nodes.put(seen, None)
+    assert cluster.nodes.is_coming(WANTS_GPU)
+
+    cluster.clock.seconds += JOINING_SECONDS - 1
+    # The time counts from the first of the machine's frames.
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    assert cluster.nodes.is_coming(WANTS_GPU)
+    cluster.clock.seconds += 1
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resources": {"cpu": "4", "nvidia.com/gpu": "4"}},
+        {"labels": {"pool": "other"}},
+        {"taints": (Taint(key="dedicated", value="", effect="NoSchedule"),)},
+        {"state": MachineState.DRAINING},
+        {"cluster_id": ""},
+    ],
+    ids=["too small", "labels", "taints", "draining", "lost"],
+)
+def test_a_machine_that_does_not_suit_the_pod_is_not_coming_for_it(changes: dict[str, Any]) -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(**(GPU_MACHINE | changes)))
+
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [node("n", **GPU_NODE), node("n", labels={"pool": "g"}, unschedulable=True)],
+    ids=["complete", "cordoned"],
+)
+def test_a_machine_whose_node_is_complete_or_cordoned_is_not_coming(seen: NodeObject) -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    cluster.nodes.put(seen, None)
+
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+
+def test_a_machine_that_left_and_was_bound_again_is_coming_again() -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    cluster.clock.seconds += JOINING_SECONDS
+    cluster.nodes.node_state(reported(state=MachineState.IDLE))
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+
+    assert cluster.nodes.is_coming(WANTS_GPU)

@@ -9,8 +9,9 @@ from bigfleet.model.frames import UnmetReason
 from bigfleet.model.ids import ClusterId
 from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
-from bigfleet.operator.demand.waiting import PodWait, UnschedulablePods
+from bigfleet.operator.demand.waiting import LOOK_SECONDS, PodWait, UnschedulablePods
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, PodObject
 from tests.operator.demand.objects import NO_CPU, HandClock, HandView, need_status, pod, request
 
@@ -20,9 +21,13 @@ class Nodes:
 
     def __init__(self) -> None:
         self.ready_seconds: float | None = None
+        self.is_machine_coming = False
 
     def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
         return self.ready_seconds is not None and after_seconds <= self.ready_seconds <= before_seconds
+
+    def is_coming(self, pod: PodObject) -> bool:
+        return self.is_machine_coming
 
 
 class Heard:
@@ -158,6 +163,31 @@ def test_a_verdict_on_a_roll_up_without_the_request_says_nothing_of_it() -> None
     cluster.clock.seconds += 600
 
     assert cluster.asked() == []
+
+
+def test_a_pod_is_not_asked_for_while_a_machine_that_came_for_it_is_not_complete() -> None:
+    """Its node is not Ready, or its device plugin has not started."""
+    cluster = Cluster()
+    cluster.nodes.is_machine_coming = True
+    cluster.add(pod("a"))
+    cluster.pass_time(300)
+    assert cluster.asked() == []
+    assert cluster.wait_of("pod-a") is PodWait.REQUESTED
+
+    cluster.nodes.is_machine_coming = False
+    cluster.pass_time(LOOK_SECONDS)
+    assert cluster.asked() == ["cr-a"]
+
+
+def test_machines_that_come_one_after_the_other_hold_a_pod_up_no_longer_than_one() -> None:
+    cluster = Cluster()
+    cluster.nodes.is_machine_coming = True
+    cluster.add(pod("a"))
+    cluster.pass_time(JOINING_SECONDS - 20)
+    assert cluster.asked() == []
+
+    cluster.pass_time(40)
+    assert cluster.asked() == ["cr-a"]
 
 
 def test_the_minute_begins_anew_when_the_row_was_unmet_in_between() -> None:

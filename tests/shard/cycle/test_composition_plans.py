@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from bigfleet.engine.decision import Options
+from bigfleet.model.frames import CAPABILITY_NEED_STATUS
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.plan import plan
@@ -219,3 +220,43 @@ async def test_targets_are_recorded_as_what_differs_from_the_cycle_before() -> N
     assert options_of(options_delta(options, none), none) == options
     assert options_delta(options, options).targets is None
     assert options_of(options_delta(none, options), options).targets == {}
+
+
+@pytest.mark.rule("shard 10.7/6")
+async def test_a_cluster_that_awaits_its_plan_hears_of_no_shortfall() -> None:
+    """Twice: before its first machines, and when it grows."""
+    provider = ScriptedProvider()
+    offers(provider, 12)
+    world = World(provider, plan_workers=Workers(1.5))
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    for number, count in enumerate((10, 20), start=1):
+        operator.report(pods("c1", ("2", count)), at_unix_nanos=number)
+        for _ in range(10):
+            await world.cycle()
+            assert world.metric("shortfalls") == 0
+            provider.settle()
+            await asyncio.sleep(1)
+
+    verdicts = operator.verdicts()
+    assert [update.rows for update in verdicts if update.rows] == []
+    assert {update.rollup_timestamp_unix_nanos for update in verdicts} == {1, 2}
+    assert any(update.coming for update in verdicts)
+
+
+async def test_a_row_that_was_short_before_stays_a_shortfall_while_its_cluster_awaits_a_plan() -> None:
+    """Its age is not lost with every change of demand."""
+    provider = ScriptedProvider(synchronous=True)
+    offers(provider, 1)
+    world = World(provider, plan_workers=Workers(0.5), settings=ShardSettings(plan_wait_seconds=3600.0))
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    operator.report(pods("c1", ("2", 40)))
+    for _ in range(10):
+        await world.cycle()
+        await asyncio.sleep(1)
+    before = max(world.shard._ages.rows.values())
+    operator.report(pods("c1", ("2", 80)), at_unix_nanos=2)
+    await world.cycle()
+
+    assert world.metric("clusters_awaiting_plan") == 1
+    assert max(world.shard._ages.rows.values()) == before + 1
+    await world.shard.plans.close()

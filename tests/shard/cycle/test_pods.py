@@ -145,3 +145,33 @@ async def test_a_gang_that_is_parked_by_its_age_can_be_inspected() -> None:
     assert {view.need.group: view.parked for view in needs} == {"": False, "run-1": True}
     explained = await Explainer(world.shard).need("c1", gang.fingerprint, "run-1")
     assert explained.events
+
+
+async def test_pods_without_requests_that_match_no_machine_are_a_shortfall() -> None:
+    """They lack nothing but a place: the row is unmet, and counts as what the fleet lacks."""
+    provider = ScriptedProvider(synchronous=True)
+    provider.add(*(machine(f"m{number}", S.IDLE) for number in range(3)))
+    world = World(provider)
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    profile = Profile(requirements=(Requirement("disk", Operator.IN, ("ssd",)),), priority=100)
+    operator.report(pods("c1", ("0", 3), profile=profile))
+    await world.settle()
+
+    (row,) = operator.verdicts()[-1].rows
+    assert (row.reason, row.residual) == (UnmetReason.NO_MATCHING_SUPPLY, {"pods": "3"})
+    (view,) = (await world.shard.inspect()).needs
+    assert (view.satisfied, view.residual) == (False, {"pods": 3000})
+    assert (world.metric("shortfalls"), len(world.shard.shortfall_ledger)) == (1, 1)
+
+
+async def test_pods_without_requests_beyond_the_number_that_a_machine_takes_are_unmet() -> None:
+    provider = ScriptedProvider(synchronous=True)
+    provider.add(machine("m0", S.IDLE, allocatable={"cpu": "4", "pods": "2"}))
+    world = World(provider)
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    operator.report(pods("c1", ("1", 1), ("0", 3)))
+    await world.settle()
+
+    assert world.state("m0") is S.CONFIGURED
+    (row,) = operator.verdicts()[-1].rows
+    assert (row.reason, row.residual) == (UnmetReason.PRIORITY_STARVED, {"pods": "2"})

@@ -16,7 +16,9 @@ from bigfleet.model.frames import (
     MalformedMessage,
 )
 from bigfleet.model.ids import ClusterId
+from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
+from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.shard.ports import ShardSettings
@@ -95,6 +97,50 @@ async def test_a_row_that_was_there_keeps_its_arrival() -> None:
     old, new = world.shard.intake.table.in_list_order()
 
     assert new.arrival_unix_nanos - old.arrival_unix_nanos == 60_000_000_000
+
+
+def in_zone(row: Need, zone: str, **changes: Any) -> Need:
+    """Return the row with machines of one zone alone."""
+    requirements = (*row.profile.requirements, Requirement(ZONE, Operator.IN, (zone,)))
+    return replace(row, profile=replace(row.profile, requirements=requirements, **changes))
+
+
+@pytest.mark.rule("shard 4/9")
+async def test_a_gang_that_requires_more_of_its_machines_stays_as_old_as_it_is() -> None:
+    """Its first pod runs, and the others must follow: an equal gang that came later must not take its machines."""
+    world = World()
+    first, second = world.connect("c1"), world.connect("c2")
+    first.report(need("c1", "4", group="g"))
+    await world.shard._clock.sleep(60)
+    second.report(need("c2", "4", group="h"))
+    table = world.shard.intake.table
+    assert [row.cluster for row in table.in_list_order()] == ["c1", "c2"]
+    await world.shard._clock.sleep(60)
+    narrowed = in_zone(need("c1", "4", group="g"), "za", interruption_bucket=5)
+    first.report(narrowed, at_unix_nanos=2)
+
+    assert [(row.cluster, row.fingerprint) for row in table.in_list_order()] == [
+        ("c1", narrowed.fingerprint),
+        ("c2", need("c2", "4").fingerprint),
+    ]
+    assert list(table.buckets_in_list_order()) == [row.profile.interruption_bucket for row in table.in_list_order()]
+
+
+@pytest.mark.rule("shard 4/9")
+async def test_gangs_of_one_message_keep_their_order_when_one_of_them_requires_more() -> None:
+    """A group may have several rows; rows that it did not have are as old as its oldest, and stand behind."""
+    world = World()
+    operator = world.connect("c1")
+    groups = ("g", "h", "")
+    operator.report(*(need("c1", "4", group=group) for group in groups))
+    await world.shard._clock.sleep(60)
+    gang, *others = (need("c1", "4", group=group) for group in groups)
+    operator.report(*others, in_zone(gang, "za"), in_zone(gang, "zb"), in_zone(others[-1], "za"), at_unix_nanos=2)
+    rows = world.shard.intake.table.in_list_order()
+
+    assert [row.group for row in rows] == ["g", "h", "", "g", ""]
+    assert len({row.arrival_unix_nanos for row in rows[:4]}) == 1
+    assert rows[4].arrival_unix_nanos > rows[0].arrival_unix_nanos
 
 
 async def test_overheads_are_in_force_with_the_rows_beside_them() -> None:

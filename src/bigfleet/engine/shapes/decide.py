@@ -40,6 +40,7 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
 from bigfleet.model.ids import Fingerprint, MachineId
 from bigfleet.model.need import Need, RowKey
+from bigfleet.model.shapes import lacking_of
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 
@@ -299,11 +300,11 @@ def _amounts(outcome: _Outcome, names: Sequence[str]) -> _Amounts:
         held = vector.add(held, {names[d]: milli for d, milli in amounts if names[d] != PODS})
     if not (outcome.left or outcome.divisible or row.impossible or row.has_left):
         return _Amounts(held, {}, {})
-    set_aside = vector.sum_of(
+    set_aside = lacking_of(
         [(shapes[i.group.index].resources, i.group.count) for i in row.impossible if i.group is not None]
     )
-    left = vector.sum_of([(shapes[index].resources, count) for index, count in outcome.left])
+    left = lacking_of([(shapes[index].resources, count) for index, count in outcome.left])
     deficit = vector.add(vector.add(left, set_aside), {names[d]: milli for d, milli in outcome.divisible})
-    unresolved = vector.sum_of([(shapes[g.index].resources, g.left) for g in row.groups if g.left])
+    unresolved = lacking_of([(shapes[g.index].resources, g.left) for g in row.groups if g.left])
     unresolved = vector.add(vector.add(unresolved, set_aside), {names[d]: m for d, m in (row.divisible or {}).items()})
     return _Amounts(held, deficit, unresolved)

@@ -1,21 +1,36 @@
-"""Judges whether a machine that joined while a pod waited could have taken the pod.
+"""Judges whether a machine that joined while a pod waited could have taken the pod, and whether one will take it soon.
 
-If such a node exists and the pod still waits, it does not wait for capacity (docs/spec/operator.md §3). Only rules that
-the scheduler certainly applies are checked: requests, node selector, required node affinity, taints. A node that other
-pods have filled meanwhile never counts against a pod.
+If a node could have taken it and the pod still waits, it does not wait for capacity (docs/spec/operator.md §3.1). Only
+rules that the scheduler certainly applies are checked: requests, node selector, required node affinity, taints. A node
+that other pods have filled meanwhile never counts against a pod.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from itertools import takewhile
+from typing import Final, NamedTuple, Protocol
 
 from bigfleet.model.clock import Clock
-from bigfleet.model.vector import Vector, covers, parse_vector, subtract
-from bigfleet.operator.kubernetes.objects import NodeObject, PodObject, PodSpec, Quantity
+from bigfleet.model.frames import NodeStateUpdate
+from bigfleet.model.states import MachineState
+from bigfleet.model.vector import Vector, covers, maximum, parse_vector, subtract
+from bigfleet.operator.kubernetes.objects import (
+    NodeObject,
+    NodeSpec,
+    NodeTaint,
+    ObjectMeta,
+    PodObject,
+    PodSpec,
+    Quantity,
+)
 from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import MACHINE_ID
 from bigfleet.operator.kubernetes.scheduling_rules import admits, repelling_taint
+from bigfleet.operator.nodes.names import machine_label
 
 PODS: Final = "pods"
+#: For so long after it is first reported as Configured a machine may come for pods that it cannot run yet; the default
+#: of the shard's --join-deadline.
+JOINING_SECONDS: Final = 900.0
 _ONE_POD_MILLI: Final = 1000
 
 
@@ -41,6 +56,17 @@ class PodsOfNodes(Protocol):
         ...
 
 
+class _Machine(NamedTuple):
+    """A Configured machine of the cluster, as the shard describes it."""
+
+    #: What it has for pods, milli-units.
+    promised: Vector
+    #: A node with its labels and taints.
+    described: NodeObject
+    #: When it was first reported as Configured.
+    since_seconds: float
+
+
 class JoinedNodes:
     """The nodes of machines, with since when each is Ready. An ObjectListener of Nodes."""
 
@@ -50,26 +76,92 @@ class JoinedNodes:
         #: All and only the nodes of machines that are Ready.
         self._ready: dict[str, NodeObject] = {}
         self._since_seconds: dict[str, float] = {}
+        #: Names of these nodes by the value of their machine-id label.
+        self._name_by_label: dict[str, str] = {}
+        #: Configured machines by the value of their machine-id label, those that were reported last at the end.
+        self._machines: dict[str, _Machine] = {}
 
     def put(self, stored: NodeObject, former: NodeObject | None) -> None:
         """Follow one node."""
-        name = stored.metadata.name
-        if stored.is_ready and MACHINE_ID in (stored.metadata.labels or {}):
-            self._ready[name] = stored
-            self._since_seconds.setdefault(name, self._clock.monotonic_seconds())
-        else:
+        name, label = stored.metadata.name, _label_of(stored)
+        if not stored.is_ready or not label:
             self.remove(stored)
+            return
+        self._forget_label(name)
+        self._ready[name] = stored
+        self._name_by_label[label] = name
+        self._since_seconds.setdefault(name, self._clock.monotonic_seconds())
 
     def remove(self, former: NodeObject) -> None:
         """Forget one node."""
-        self._ready.pop(former.metadata.name, None)
-        self._since_seconds.pop(former.metadata.name, None)
+        name = former.metadata.name
+        self._forget_label(name)
+        self._ready.pop(name, None)
+        self._since_seconds.pop(name, None)
+
+    def _forget_label(self, name: str) -> None:
+        known = self._ready.get(name)
+        if known is not None and self._name_by_label.get(_label_of(known)) == name:
+            del self._name_by_label[_label_of(known)]
+
+    def node_state(self, update: NodeStateUpdate) -> None:
+        """Follow one machine."""
+        label = machine_label(update.machine_id)
+        if update.state is not MachineState.CONFIGURED or not update.cluster_id:
+            self._machines.pop(label, None)
+            return
+        known = self._machines.get(label)
+        taints = [NodeTaint(key=each.key, value=each.value, effect=each.effect) for each in update.taints]
+        self._machines[label] = _Machine(
+            promised=parse_vector(update.resources),
+            described=NodeObject(
+                metadata=ObjectMeta(name=update.node_name, labels=dict(update.labels)), spec=NodeSpec(taints=taints)
+            ),
+            since_seconds=self._clock.monotonic_seconds() if known is None else known.since_seconds,
+        )
+
+    def resynced(self, machine_ids: frozenset[str]) -> None:
+        """Forget the machines that are no longer the cluster's."""
+        labels = {machine_label(machine_id) for machine_id in machine_ids}
+        for label in self._machines.keys() - labels:
+            del self._machines[label]
+
+    def is_coming(self, pod: PodObject) -> bool:
+        """Return whether a machine that was Configured lately can take the pod as soon as its node is complete.
+
+        Its labels and taints suit the pod, and what the shard says that it has covers the pod. Its node is not Ready,
+        lacks a resource that the pod requests, or has a taint that the shard does not name.
+        """
+        now_seconds, wanted = self._clock.monotonic_seconds(), requested_by(pod.spec)
+        young = takewhile(
+            lambda label: now_seconds - self._machines[label].since_seconds < JOINING_SECONDS, reversed(self._machines)
+        )
+        return any(self._comes_for(label, pod.spec, wanted) for label in young)
+
+    def _comes_for(self, label: str, spec: PodSpec, wanted: Mapping[str, int]) -> bool:
+        machine = self._machines[label]
+        if not covers(machine.promised, wanted):
+            return False
+        said = machine.described.spec.taints or ()
+        if repelling_taint(said, spec.tolerations) is not None:
+            return False
+        name = self._name_by_label.get(label)
+        if name is None:
+            return admits(machine.described, spec)
+        node = self._ready[name]
+        lacks = any(not _has(node, resource) for resource in wanted)
+        keys = {(taint.key, taint.effect) for taint in said}
+        others = [taint for taint in node.spec.taints or () if (taint.key, taint.effect) not in keys]
+        if node.spec.unschedulable or not (lacks or repelling_taint(others, spec.tolerations) is not None):
+            return False
+        return admits(node, spec) and covers(subtract(machine.promised, self._pods.on(name).requested), wanted)
 
     def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
         """Return whether a node that became Ready between two moments, and is since, could have taken the pod.
 
-        Its labels and taints suit the pod, and it has room for the pod now. Or it hosts nothing but daemons and its
-        capacity is large enough: then less of it is left for pods than was said, and so it would be of another one.
+        Its labels and taints suit the pod, and it has room for the pod now. Or it hosts nothing but daemons, and its
+        capacity, or what the shard says that the machine has, is large enough: then less of it is left for pods than
+        was said, and so it would be of another one.
         """
         joined = [name for name, since in self._since_seconds.items() if after_seconds <= since <= before_seconds]
         if not joined:
@@ -85,8 +177,20 @@ class JoinedNodes:
         on_node = self._pods.on(node.metadata.name)
         if _has_room(node, on_node, wanted):
             return True
+        machine = self._machines.get(_label_of(node))
+        said = maximum(_parsed(node.status.capacity), {} if machine is None else machine.promised)
         hosts_daemons_alone = all(pod.is_mirror or pod.is_of_daemon_set for pod in on_node.pods.values())
-        return hosts_daemons_alone and covers(_parsed(node.status.capacity), wanted)
+        return hosts_daemons_alone and covers(said, wanted)
+
+
+def _label_of(node: NodeObject) -> str:
+    return (node.metadata.labels or {}).get(MACHINE_ID, "")
+
+
+def _has(node: NodeObject, resource: str) -> bool:
+    """Return whether anything of a resource is allocatable; a device plugin that starts reports none, or 0."""
+    quantity = (node.status.allocatable or {}).get(resource)
+    return quantity is not None and bool(parse_vector({resource: str(quantity)}))
 
 
 def _parsed(quantities: Mapping[str, Quantity] | None) -> Vector:

@@ -3,7 +3,8 @@
 The scheduler decides what fits (docs/spec/operator.md §3). A pod counts only while its message names capacity. If it
 still waits 5 min after a suitable machine became Ready, it is no longer requested until its spec or the reasons in its
 message change: a pod that can never run must not hold a machine forever. A pod is never requested once more while its
-row is unmet or the row's machines are still coming, because the row's own demand requests it already.
+row is unmet or the row's machines are still coming, because the row's own demand requests it already; nor while a
+machine that came cannot run it yet (`bigfleet.operator.demand.joined_nodes`).
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NeedStatusUpdate, UnmetReason
 from bigfleet.model.vector import Vector
 from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RowId
+from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
 from bigfleet.operator.demand.too_large import Largest, exceeds, largest_named
 from bigfleet.operator.kubernetes.objects import PodObject
@@ -74,6 +76,10 @@ class ServingNodes(Protocol):
         """
         ...
 
+    def is_coming(self, pod: PodObject) -> bool:
+        """Return whether a machine that was Configured lately can take the pod as soon as its node is complete."""
+        ...
+
 
 class WaitingListener(Protocol):
     """Hears when the state of an unschedulable pod changes; called on the event loop, never waits."""
@@ -86,7 +92,7 @@ class WaitingListener(Protocol):
 class _Pod:
     """One pod that the scheduler calls unschedulable."""
 
-    __slots__ = ("asked_seconds", "given_up_for", "looked_seconds", "message", "pod", "since_seconds")
+    __slots__ = ("asked_seconds", "awaits_node", "given_up_for", "looked_seconds", "message", "pod", "since_seconds")
 
     def __init__(self, pod: PodObject, message: str) -> None:
         self.pod = pod
@@ -95,7 +101,9 @@ class _Pod:
         self.since_seconds: float | None = None
         self.asked_seconds: float | None = None
         #: When the nodes were last searched for it.
-        self.looked_seconds = 0.0
+        self.looked_seconds = float("-inf")
+        #: Whether a machine that cannot run the pod yet was found then, before the pod is asked for.
+        self.awaits_node = False
         #: The reasons and the spec with which it was given up; None while it was not.
         self.given_up_for: tuple[str, bytes] | None = None
 
@@ -230,7 +238,8 @@ class UnschedulablePods:
             is_judged = 0 < entry.first_stamp_nanos <= self._judged_stamp_nanos
             if met_since_seconds is None or not is_judged or self._is_too_large(entry, entry.row.id):
                 return
-            if now_seconds - max(met_since_seconds, known.since_seconds) >= WAITING_SECONDS:
+            waited_seconds = now_seconds - max(met_since_seconds, known.since_seconds)
+            if waited_seconds >= WAITING_SECONDS and not self._waits_for_node(known, waited_seconds):
                 known.asked_seconds = now_seconds
             return
         ready_seconds = now_seconds - GIVEN_UP_SECONDS
@@ -239,6 +248,16 @@ class UnschedulablePods:
         known.looked_seconds = now_seconds
         if self._nodes.could_have_run(known.pod, after_seconds=known.asked_seconds, before_seconds=ready_seconds):
             known.given_up_for = known.circumstances()
+
+    def _waits_for_node(self, known: _Pod, waited_seconds: float) -> bool:
+        """Return whether a machine that came for the row cannot run the pod yet; it is given so much time at most."""
+        now_seconds = self._clock.monotonic_seconds()
+        if waited_seconds >= JOINING_SECONDS:
+            return False
+        if now_seconds - known.looked_seconds >= LOOK_SECONDS:
+            known.looked_seconds = now_seconds
+            known.awaits_node = self._nodes.is_coming(known.pod)
+        return known.awaits_node
 
     def _is_too_large(self, entry: RequestEntry, row_id: RowId) -> bool:
         largest = self._too_large.get(row_id)

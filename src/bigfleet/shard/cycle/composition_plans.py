@@ -34,6 +34,7 @@ from bigfleet.model.need import Need, RowKey
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.plan import plan as plan_inline
 from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault
+from bigfleet.shard.cycle.created_machines import ClassChange, CreatedMachines
 from bigfleet.shard.cycle.empty_nodes import EmptyNodes
 from bigfleet.shard.metrics import ShardMetrics
 
@@ -68,8 +69,9 @@ class _Plan:
     rows: tuple[Need, ...] | None = None
     target: Target | None = None
     made_seconds: float = 0.0
-    #: The rows that are being planned.
+    #: The rows that are being planned, and which machines of the cluster became another class since that began.
     pending: tuple[Need, ...] | None = None
+    changed: list[ClassChange] = field(default_factory=list)
     #: Since when the decision waits for a composition; None while it does not.
     waits_since_seconds: float | None = None
     #: Whether the composition is new: the next decision acts on it.
@@ -111,6 +113,7 @@ class CompositionPlans:
         self._refused = refused
         self._wake = wake
         self._planner = FleetPlanner()
+        self._created = CreatedMachines()
         self._plans: dict[str, _Plan] = {}
         #: The same object while no target changes: an engine that keeps clusters looks for that.
         self._targets: dict[str, Target] = {}
@@ -134,8 +137,10 @@ class CompositionPlans:
         self._frozen = frozen
         if not says_pods(demand):
             self._plans.clear()
+            self._created.clear()
             self._targets, self._left_out = {}, frozenset()
             return options
+        self._follow_created(view)
         self._drop_sold_out(options.sold_out)
         stale = self._stale(by_cluster)
         tight = self._to_tighten(by_cluster)
@@ -164,9 +169,22 @@ class CompositionPlans:
         """Note which clusters stay short: they are planned again after a while, with what is on offer then."""
         if not self._plans:
             return
+        self._created.decided(decision)
         short = {row.need.cluster for row in decision.rows if row.unplaced}
         for cluster, plan in self._plans.items():
             plan.is_short = cluster in short
+
+    def _follow_created(self, view: ColumnSnapshot) -> None:
+        """Have the compositions name the machines that were acquired for them as they are now."""
+        for change in self._created.follow(view):
+            plan = self._plans.get(change.cluster)
+            if plan is None:
+                continue
+            if plan.pending is not None:
+                plan.changed.append(change)
+            if plan.target is not None:
+                plan.target = plan.target.with_class_changed(change.before, change.after)
+                self._set_target(change.cluster, plan.target)
 
     # ---- for exchanges ---------------------------------------------------------------------------------------------
 
@@ -351,7 +369,7 @@ class CompositionPlans:
             if asked is None:
                 self._keep(cluster, by_cluster[cluster], None)
                 continue
-            self._plans[cluster].pending = by_cluster[cluster]
+            self._plans[cluster].pending, self._plans[cluster].changed = by_cluster[cluster], []
             planning = self._plan(cluster, by_cluster[cluster], asked, machines)
             task = asyncio.create_task(planning, name=f"plan of {cluster}")
             self._tasks.add(task)
@@ -394,7 +412,8 @@ class CompositionPlans:
             _log.warning("planner.plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
         plan = self._plans.get(cluster)
         if plan is not None:
-            plan.pending = None
+            target = _as_created(target, plan.changed)
+            plan.pending, plan.changed = None, []
         if empty is None:
             self._metrics.plans.labels(outcome).inc()
             if plan is not None:
@@ -429,6 +448,12 @@ class CompositionPlans:
         self._targets = {name: known for name, known in self._targets.items() if name != cluster}
         if target is not None:
             self._targets[cluster] = target
+
+
+def _as_created(target: Target | None, changes: Sequence[ClassChange]) -> Target | None:
+    for change in changes:
+        target = None if target is None else target.with_class_changed(change.before, change.after)
+    return target
 
 
 def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:

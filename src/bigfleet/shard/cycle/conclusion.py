@@ -28,6 +28,11 @@ def conclude(
     """Return what follows from a decision; `ages` are those before it. May run off the loop."""
     refused, failing = context.refused, context.failing
     short = short_of_cycle(decision.rows, refused, failing)
-    after = next_ages(ages, short, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer)
+    awaiting = context.options.awaiting_plan
+    # A cluster that waits for its composition acquires nothing yet: only what was short before is short now.
+    judged = short
+    if awaiting:
+        judged = [row for row in short if row.need.cluster not in awaiting or row.need.key in ages.rows]
+    after = next_ages(ages, judged, snapshot=context.snapshot, refused=refused, failing=failing, advance=is_timer)
     aged = replace(context, parking_ages=after.parking, row_ages=after.rows)
     return CycleConclusion(ages=after, context=aged, effects=effects_of(decision, short, aged))

@@ -13,7 +13,7 @@ from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import ParkingKey, RowResult
 from bigfleet.model import vector
 from bigfleet.model.need import RowKey
-from bigfleet.shard.status.views import NO_FAILURES, Failing, lacks_all, short_of, split_residual
+from bigfleet.shard.status.views import NO_FAILURES, Failing, beyond, lacks_all, short_of, split_residual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,8 @@ def next_ages(
         if lacks_all(result, short):
             row_ages[key] = known[key] + older if key in known else 1
             continue
-        for member, residual in split_residual(result.members, vector.subtract(need.aggregate, short)):
+        covered = vector.subtract(need.aggregate, short)
+        for member, residual in split_residual(result.members, covered, beyond(need, short)):
             if residual:
                 key = member.key
                 row_ages[key] = known[key] + older if key in known else 1

@@ -16,7 +16,7 @@ from bigfleet.exchange.values import total_usd
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need, RowKey
-from bigfleet.model.shapes import DemandShape, canonical_shapes, largest_of, total_of
+from bigfleet.model.shapes import DemandShape, canonical_shapes, lacking_of, largest_of, total_of
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.cluster_policy import ClusterLimits
@@ -194,9 +194,10 @@ def _cut_pods(member: Need, result: RowResult, claimed: frozenset[MachineId], *,
         aggregate=total_of(asked),
         min_unit=largest_of((*asked, *waiting)) or member.min_unit,
     )
-    removed = (
+    removed = [
         DemandShape(shape.resources, shape.count - count)
         for shape, count in zip(shapes, counts, strict=True)
         if count < shape.count
-    )
-    return CutRow(member, rest, total_of(removed))
+    ]
+    residual = total_of(removed) or lacking_of((shape.resources, shape.count) for shape in removed)
+    return CutRow(member, rest, residual)

@@ -110,11 +110,15 @@ class NeedsTable:
 
         A (fingerprint, group) that was there keeps the arrival and rank of its first sight, and its object when
         nothing of it changed.
+
+        A new row of a group takes over the first sight of a former row of the group that is not reported any more: a
+        gang that starts may require more of its machines, and it would be younger than its equals.
         """
         known = self._first_sight.get(cluster, {})
         former = _by_identity(self._rows.get(cluster, ()))
         sights: dict[tuple[str, str], _FirstSight] = {}
         repeats: dict[tuple[str, str], int] = {}
+        left: _SightsLeft | None = None
         stamped = []
         entries: list[_Entry] = []
         for row in rows:
@@ -127,6 +131,9 @@ class NeedsTable:
                 if sight is None:
                     self._next_rank += 1
                     sight = (now_unix_nanos, self._next_rank)
+                    if row.group:
+                        left = _SightsLeft(known, rows) if left is None else left
+                        sight = left.taken_over(row.group, sight)
                 sights[identity] = sight
             else:
                 before = repeats[identity] = repeats.get(identity, 0) + 1
@@ -217,10 +224,10 @@ class NeedsTable:
             place = bisect_left(self._entries, entry[:-1])
             del self._entries[place], self._in_order[place], self._buckets[place]
             self._reader.delete(place)
-        # An altered entry has the same profile before and after, and with it the same bucket.
         for entry in change.altered:
             place = bisect_left(self._entries, entry[:-1])
             self._entries[place], self._in_order[place] = entry, entry[-1]
+            self._buckets[place] = entry[-1].profile.interruption_bucket
         for entry in change.come:
             place = bisect_left(self._entries, entry[:-1])
             self._entries.insert(place, entry)
@@ -247,6 +254,27 @@ class _Change(NamedTuple):
             elif same[-1] is not entry[-1]:
                 altered.append(entry)
         return cls(list(former.values()), altered, come)
+
+
+class _SightsLeft:
+    """The first sights of a cluster's grouped rows that a new message does not name, by group."""
+
+    def __init__(self, known: Mapping[tuple[str, str], _FirstSight], rows: Sequence[Need]) -> None:
+        reported = {(row.profile.fingerprint, row.group) for row in rows}
+        self._sights: dict[str, list[_FirstSight]] = {}
+        for identity, sight in known.items():
+            if identity[1] and identity not in reported:
+                self._sights.setdefault(identity[1], []).append(sight)
+        for sights in self._sights.values():
+            sights.sort(reverse=True)
+        self._arrivals = {group: sights[-1][0] for group, sights in self._sights.items()}
+
+    def taken_over(self, group: str, sight: _FirstSight) -> _FirstSight:
+        """Return the earliest sight that is left of the group, else `sight`, as old as the earliest was."""
+        sights = self._sights.get(group)
+        if sights is None:
+            return sight
+        return sights.pop() if sights else (self._arrivals[group], sight[1])
 
 
 def _by_identity(rows: Sequence[Need]) -> dict[tuple[str, str], list[Need]]:

@@ -275,17 +275,19 @@ class CyclePublisher:
         classes, fits = self._classes.of(context.snapshot, taken)
         changed = self._offers.update(subscribers.demand, classes, fits)
         unmet = self._unmet.of(short, context, fits)
-        judged = subscribers.judged.keys()
-        rows_by_cluster = statuses(unmet, judged, subscribers.refusal_texts, context.row_ages)
-        rows_by_cluster = subscribers.limits.statuses(rows_by_cluster, judged)
+        # A cluster that waits for its composition acquires nothing yet: what it lacks now says nothing.
+        awaiting = context.options.awaiting_plan
+        judged = {cluster: stamp for cluster, stamp in subscribers.judged.items() if cluster not in awaiting}
+        rows_by_cluster = statuses(unmet, judged.keys(), subscribers.refusal_texts, context.row_ages)
+        rows_by_cluster = subscribers.limits.statuses(rows_by_cluster, judged.keys())
         demand = claimed_machines(decision.rows, subscribers.buckets)
         if unmet:
             demand += missing_machines(unmet, live_prices(context.snapshot, classes), fits)
         is_over_pods = not isinstance(decision.rows, _KnowsClaims)
-        coming = coming_needs(decision.rows, context.snapshot, judged) if is_over_pods else {}
+        coming = coming_needs(decision.rows, context.snapshot, judged.keys()) if is_over_pods else {}
         due = self._verdicts.due(
             rows_by_cluster,
-            subscribers.judged,
+            judged,
             coming_by_cluster=subscribers.limits.coming(coming),
             context=context,
             now_seconds=subscribers.now_seconds,

@@ -16,6 +16,7 @@ from bigfleet.model import vector
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need, RowKey
+from bigfleet.model.shapes import PODS, lacking_of
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.inventory.fleet_queries import ShapeCounts, SoldOutShapes, supply_of, uncreated_pool_of
@@ -175,7 +176,20 @@ def short_of(
     remaining = result.held
     for machine_id in given:
         remaining = vector.subtract(remaining, taken_of(result, machine_id, snapshot))
-    return vector.subtract(result.need.aggregate, remaining)
+    lacking = vector.subtract(result.need.aggregate, remaining)
+    shapes = (*result.need.shapes, *result.need.waiting)
+    uncertain = frozenset(given)
+    uncounted = [(shapes[p.shape].resources, p.count) for p in result.placements if p.machine_id in uncertain]
+    return {**lacking, **beyond(result.need, vector.add(_of_no_request(short), lacking_of(uncounted)))}
+
+
+def beyond(need: Need, short: Vector) -> Vector:
+    """Return what a row lacks that is in no aggregate: pods that request nothing, by their number."""
+    return {} if PODS in need.aggregate else _of_no_request(short)
+
+
+def _of_no_request(short: Vector) -> Vector:
+    return {PODS: short[PODS]} if PODS in short else {}
 
 
 def taken_of(result: RowResult, machine_id: MachineId, snapshot: ColumnSnapshot) -> Vector:
@@ -192,13 +206,19 @@ def taken_of(result: RowResult, machine_id: MachineId, snapshot: ColumnSnapshot)
     return taken
 
 
-def split_residual(members: Sequence[Need], covered: Vector) -> Iterator[tuple[Need, Vector]]:
-    """Yield each member with what it lacks: in list order, as many met as the covered amount pays for."""
+def split_residual(
+    members: Sequence[Need], covered: Vector, besides: Vector = vector.ZERO
+) -> Iterator[tuple[Need, Vector]]:
+    """Yield each member with what it lacks: in list order, as many met as the covered amount pays for.
+
+    `besides` is what `beyond` returns; rows over pods are not folded, so it is of the first member.
+    """
     left = covered
     for member in members:
         residual = vector.subtract(member.aggregate, left)
         left = vector.subtract(left, member.aggregate)
-        yield member, residual
+        yield member, {**residual, **besides} if besides else residual
+        besides = vector.ZERO
 
 
 def lacks_all(result: RowResult, short: Vector) -> bool:
@@ -221,7 +241,7 @@ def residuals_of(result: RowResult, context: ViewContext) -> Iterable[tuple[Need
         )
     if lacks_all(result, short):
         return ((need, need.aggregate),)
-    return split_residual(result.members, vector.subtract(need.aggregate, short))
+    return split_residual(result.members, vector.subtract(need.aggregate, short), beyond(need, short))
 
 
 def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Iterator[NeedView]:

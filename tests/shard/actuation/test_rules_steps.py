@@ -147,7 +147,8 @@ async def test_who_finds_no_room_to_wait_waits_in_its_slot() -> None:
 @pytest.mark.rule("shard 8/9")
 async def test_slow_drains_of_one_cluster_leave_slots_and_places_to_the_others() -> None:
     """Half of the places are red's; its other drains begin later, nothing holds a slot, and blue gets its machine."""
-    settings = ShardSettings(execute_concurrency_max=2, execute_waiting_max=4, reclaim_cap_fraction=0, removal_brake=False)
+    few = ShardSettings(execute_concurrency_max=2, execute_waiting_max=4)
+    settings = replace(few, reclaim_cap_fraction=0.0, removal_brake=False)
     bound = (machine(f"m{number}", S.CONFIGURED, cluster="red") for number in range(8))
     world = await world_of(*bound, machine("idle", S.IDLE), settings=settings)
     red, blue = world.connect("red"), world.connect("blue")

@@ -59,7 +59,7 @@ def test_conflicts_that_were_logged_are_forgotten_at_their_bound(
 
 
 async def test_thousands_of_new_clusters_are_bound_in_a_few_transactions_with_turns_for_others(tmp_path: Path) -> None:
-    """Each had one of its own, and a store in a file gave the loop to nobody else before the last one."""
+    """Each had one of its own, and a store in a file let no other task run before the last one."""
     store = sqlite_store(tmp_path / "c.db")
     won = await store.campaign()
     leader = Leader(store, won, clock=SystemClock(), report_cycle_seconds=30.0)

@@ -1,4 +1,4 @@
-"""Machines of pools without stock are found among what machines use, however much a vocabulary holds besides."""
+"""Machines of pools without stock are found among what machines use, however much more a vocabulary holds."""
 
 import tracemalloc
 from dataclasses import replace

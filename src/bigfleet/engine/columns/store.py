@@ -31,7 +31,7 @@ REMOVED: Final = 0
 #: Changed rows are remembered for so many views back; an older buffer is copied whole.
 HISTORY_MAX: Final = 8
 #: A vocabulary is made again from what is still used when it holds more than so many times what was used the last time,
-#: and so many entries besides: a purge costs as much as the entries that came since.
+#: and so many entries more: a purge costs as much as the entries that came since.
 VOCABULARY_GROWTH_MAX: Final = 2
 VOCABULARY_SPARE: Final = 50_000
 #: New machines that wait for their rows; one more and all get theirs at once, some 30 ms of work in a large fleet.

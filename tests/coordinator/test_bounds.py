@@ -1,14 +1,18 @@
 """Tables of a coordinator that reports fill have bounds (docs/spec/coordinator.md §4)."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator import leader as leader_module
 from bigfleet.coordinator.ephemeral_state import ReceivedReport
-from bigfleet.coordinator.leader import BadReport, Leader
+from bigfleet.coordinator.leader import BOUND_AT_ONCE_MAX, BadReport, Leader
 from bigfleet.model.ids import ClusterId, ShardId
 from tests.coordinator.handover.handover_world import Backend, HandClock, HeldStore, run
+from tests.coordinator.replica_world import sqlite_store
 
 BOUND = 5
 
@@ -52,3 +56,35 @@ def test_conflicts_that_were_logged_are_forgotten_at_their_bound(
     run(leader.report(said(leader, "s0", 1, *names)))
     run(leader.report(said(leader, "s1", 1, *names)))
     assert 0 < len(leader._logged_conflicts) <= BOUND
+
+
+async def test_thousands_of_new_clusters_are_bound_in_a_few_transactions_with_turns_for_others(tmp_path: Path) -> None:
+    """Each had one of its own, and a store in a file let no other task run before the last one."""
+    store = sqlite_store(tmp_path / "c.db")
+    won = await store.campaign()
+    leader = Leader(store, won, clock=SystemClock(), report_cycle_seconds=30.0)
+    before, turns = store.revision(), 0
+
+    async def ticker() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(ticker())
+    await leader.report(said(leader, "s0", 1, *(f"c{number}" for number in range(2000))))
+    others.cancel()
+
+    assert len(leader.tables.clusters) == 2000
+    # One transaction registers the shard.
+    assert store.revision() - before == 1 + 2000 // BOUND_AT_ONCE_MAX
+    assert turns >= 2000 // BOUND_AT_ONCE_MAX - 1
+    await store.close()
+
+
+def test_a_cluster_of_another_shard_keeps_its_binding_among_new_ones(leader: Leader) -> None:
+    run(leader.report(said(leader, "s0", 1, "c1")))
+    run(leader.report(said(leader, "s1", 1, "c0", "c1", "c2")))
+
+    owners = {cluster: row.shard_id for cluster, row in leader.tables.clusters.items()}
+    assert owners == {"c0": "s1", "c1": "s0", "c2": "s1"}

@@ -63,7 +63,7 @@ def said(leader: Leader, cycle: int, **fields: Any) -> ReceivedReport:
 def test_a_report_that_changes_nothing_asks_nothing_of_the_store(led: tuple[CountingStore, Leader]) -> None:
     store, leader = led
     assert run(leader.report(said(leader, 1, echoed_term=0))).acknowledged
-    assert store.asked == {"AddShard": 1, "BindCluster": 1}
+    assert store.asked == {"AddShard": 1, "BindClusters": 1}
     store.asked.clear()
 
     for cycle in range(2, 50):

@@ -365,3 +365,25 @@ async def test_hints_are_shown_and_expire(world: World) -> None:
     await world.clock.sleep(17 * 60)
 
     assert world.server.read_all(AVAILABLE_CAPACITIES) == []
+
+
+async def test_a_machine_is_shown_while_hundreds_of_hints_wait_to_be_written(world: World) -> None:
+    """Each request takes half a second, so the hints take minutes; at most two are written at the same time."""
+    stream = await world.start()
+    world.server.faults.latency_seconds = 0.5
+    for number in range(500):
+        stream.say(
+            frames.AvailableCapacity(
+                fingerprint=f"f{number}",
+                requirements=(),
+                resources={"cpu": "8"},
+                available_count=3,
+                confidence=frames.Confidence.HIGH,
+                price_usd_per_hour=0.25,
+            )
+        )
+    stream.say(configured("m1"))
+    await world.clock.sleep(5)
+
+    assert len(world.server.read_all(UPCOMING_NODES)) == 1
+    assert 0 < len(world.server.read_all(AVAILABLE_CAPACITIES)) <= 2 * 5

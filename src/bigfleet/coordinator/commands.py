@@ -94,6 +94,15 @@ class BindCluster:
 
 
 @dataclass(frozen=True, slots=True)
+class BindClusters:
+    """Bind those of the clusters that are not bound to a shard, as one report names them."""
+
+    clusters: tuple[ClusterId, ...]
+    shard_id: ShardId
+    now_unix_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetDomainOwner:
     """Give a domain to a shard."""
 
@@ -162,6 +171,7 @@ Command = (
     | UpdateShard
     | RemoveShard
     | BindCluster
+    | BindClusters
     | SetDomainOwner
     | ReleaseDomain
     | DropDomain
@@ -239,6 +249,16 @@ def _bind_cluster(command: BindCluster, tables: Tables) -> tuple[Edit, ...]:
             Rule.CLUSTER_ALREADY_BOUND, f"cluster {command.cluster!r} is bound to shard {bound.shard_id!r}"
         )
     return ()
+
+
+@edits.register
+def _bind_clusters(command: BindClusters, tables: Tables) -> tuple[Edit, ...]:
+    for cluster in command.clusters:
+        _need("cluster_id", cluster)
+    _shard(tables, command.shard_id)
+    row = ClusterRow(command.shard_id, command.now_unix_nanos)
+    new = sorted(set(command.clusters) - tables.clusters.keys())
+    return tuple(Edit(RowKey(Table.CLUSTERS, (cluster,)), row) for cluster in new)
 
 
 @edits.register

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
-from bigfleet.coordinator.commands import AddShard, BindCluster, Command, CommandRefused, Rule, UpdateShard
+from bigfleet.coordinator.commands import AddShard, BindClusters, Command, CommandRefused, Rule, UpdateShard
 from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport, ReportAnswer
 from bigfleet.coordinator.ownership_reconcile import OwnershipPlan, WantedInstruction, reconcile_ownership
 from bigfleet.coordinator.quota_transfer import quota_returns_of, quota_transfer_of, what_is_left
@@ -27,6 +27,8 @@ from bigfleet.model.ids import ClusterId, ShardId
 #: Registered shards; a report of another one is rejected. Clusters that are bound; another one is not.
 SHARDS_MAX = 10_000
 CLUSTERS_BOUND_MAX = 100_000
+#: Clusters that one command binds: the first report of a large shard names thousands.
+BOUND_AT_ONCE_MAX = 500
 #: Remembered so that each is logged once; at this number all are forgotten, and logged once more.
 LOGGED_CONFLICTS_MAX = 10_000
 
@@ -149,14 +151,22 @@ class Leader:
 
     async def _bind(self, report: ReceivedReport) -> None:
         """Bind new clusters. A cluster that is bound to another shard is logged and keeps its binding (§4 step 6)."""
-        for cluster in sorted(self.ephemeral.known[report.shard_id].clusters):
+        reported = sorted(self.ephemeral.known[report.shard_id].clusters)
+        new = [cluster for cluster in reported if cluster not in self.tables.clusters]
+        room = max(0, CLUSTERS_BOUND_MAX - len(self.tables.clusters))
+        if len(new) > room:
+            _log.error("coordinator.cluster_not_bound", cluster=new[room], most=CLUSTERS_BOUND_MAX)
+        for first in range(0, min(len(new), room), BOUND_AT_ONCE_MAX):
+            if first:
+                # A store on this machine writes without a pause.
+                await self._clock.sleep(0)
+            part = tuple(new[first : min(first + BOUND_AT_ONCE_MAX, room)])
+            await self._try(BindClusters(part, report.shard_id, self._clock.unix_nanos()))
+        for cluster in reported:
             bound = self.tables.clusters.get(cluster)
-            if bound is None and len(self.tables.clusters) >= CLUSTERS_BOUND_MAX:
-                _log.error("coordinator.cluster_not_bound", cluster=cluster, most=CLUSTERS_BOUND_MAX)
-                return
-            if bound is None:
-                await self._try(BindCluster(cluster, report.shard_id, self._clock.unix_nanos()))
-            elif bound.shard_id != report.shard_id and (cluster, report.shard_id) not in self._logged_conflicts:
+            if bound is None or bound.shard_id == report.shard_id:
+                continue
+            if (cluster, report.shard_id) not in self._logged_conflicts:
                 # Once for each: reports come every half minute, and lists show it as long as it lasts.
                 if len(self._logged_conflicts) >= LOGGED_CONFLICTS_MAX:
                     self._logged_conflicts.clear()

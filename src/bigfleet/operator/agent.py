@@ -44,6 +44,8 @@ from bigfleet.operator.work_queue import KeyQueue, WorkQueue
 
 #: How often the gauges are set.
 _SAMPLE_SECONDS = 1.0
+#: Hints that are written at the same time.
+HINT_WORKERS = 2
 
 
 class BootstrapAnswerer(Protocol):
@@ -113,7 +115,11 @@ class KubernetesAgent:
         self._upcoming = UpcomingNodes(
             api=api, nodes=self._nodes, queue=self._queue, clock=clock, on_write=metrics.upcoming_node_written
         )
-        self._hints = AvailableCapacities(api=api, stored=views.available_capacities, queue=self._queue, clock=clock)
+        # Of their own, because there may be thousands: what is said of machines must not wait behind them.
+        self._hint_queue = WorkQueue(clock=clock, rng=rng, workers=HINT_WORKERS)
+        self._hints = AvailableCapacities(
+            api=api, stored=views.available_capacities, queue=self._hint_queue, clock=clock
+        )
         preflight = Preflight(nodes=self._nodes, pods=pods_by_node, clock=clock)
         self._drains = self._make_drains(api, pods_by_node, preflight, rng, force=settings.drain_force)
         self._forecasts = DrainForecaster(
@@ -201,6 +207,7 @@ class KubernetesAgent:
         async with asyncio.TaskGroup() as tasks:
             for name, work in (
                 ("queue", self._queue.run()),
+                ("hint queue", self._hint_queue.run()),
                 ("demand", self._demand.run()),
                 ("statuses", self._statuses.run()),
                 ("hints", self._hints.run()),
@@ -320,7 +327,7 @@ class KubernetesAgent:
             upcoming_phases=self._upcoming.count_phases(),
             available_capacities=len(self._views.available_capacities),
             drains_running=self._drains.drains_running,
-            dispatch_inflight=len(self._queue),
+            dispatch_inflight=len(self._queue) + len(self._hint_queue),
             nodes_unmatched=self._nodes.count_unmatched(),
         )
 

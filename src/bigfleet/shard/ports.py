@@ -216,7 +216,7 @@ class ShardSettings:
     #: Least time between the starts of woken cycles; None cycles on the timer alone.
     wake_gap_seconds: float | None = 0.5
     execute_concurrency_max: int = 64
-    #: Actions that wait for an operator without holding a slot.
+    #: Bootstraps, and as many drains, that wait for an operator without holding a slot.
     execute_waiting_max: int = 1024
     execute_timeout_seconds: float = 30.0
     bootstrap_timeout_seconds: float = 30.0

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from bigfleet.coordinator.commands import (
     AddShard,
     BindCluster,
+    BindClusters,
     Command,
     DropDomain,
     MoveQuota,
@@ -33,6 +34,7 @@ COMMANDS: st.SearchStrategy[Command] = st.one_of(
     st.builds(UpdateShard, SHARDS, st.sampled_from(["h:1", "h:2"]), st.integers(1, 3)),
     st.builds(RemoveShard, SHARDS),
     st.builds(BindCluster, st.sampled_from([ClusterId("c1"), ClusterId("c2")]), SHARDS, st.just(1)),
+    st.builds(BindClusters, st.just((ClusterId("c2"), ClusterId("c1"), ClusterId("c3"))), SHARDS, st.just(1)),
     st.builds(SetDomainOwner, DOMAINS, SHARDS, st.frozensets(SHARDS)),
     st.builds(ReleaseDomain, DOMAINS),
     st.builds(DropDomain, DOMAINS),

@@ -256,6 +256,22 @@ def test_a_vocabulary_is_made_anew_when_little_of_it_is_used(monkeypatch: pytest
     assert written(fleet, {MachineId("m01"): 5.0}) == read(newer)
 
 
+def test_a_vocabulary_stays_in_proportion_to_what_machines_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand gangs on ten machines, one after the other: twice what is used and the spare, and few purges."""
+    monkeypatch.setattr(store_module, "VOCABULARY_SPARE", 100)
+    store, sizes, vocabularies = ColumnStore(), [], []
+    for gang in range(1000):
+        store.insert(idle(gang % 10, assigned_group=f"gang-{gang}"), 5.0)
+        vocabulary = store.snapshot().vocabulary
+        sizes.append(vocabulary.size)
+        if not vocabularies or vocabulary is not vocabularies[-1]:
+            vocabularies.append(vocabulary)
+
+    # Ten stamps, a shape, an offer and the empty cluster are used.
+    assert max(sizes) <= 2 * 13 + 100
+    assert len(vocabularies) <= 1000 // 100 + 1
+
+
 @EXAMPLES
 @given(fleets(machines_max=10), fleets(machines_max=10))
 def test_an_answer_stays_what_it_was_while_engine_and_store_go_on(first: FleetInput, second: FleetInput) -> None:

@@ -153,7 +153,7 @@ def test_a_vocabulary_made_anew_at_every_view_changes_nothing(
     record_property: RecordProperty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_module, "VOCABULARY_SPARE", 0)
-    monkeypatch.setattr(store_module, "VOCABULARY_PER_MACHINE_MAX", 1)
+    monkeypatch.setattr(store_module, "VOCABULARY_GROWTH_MAX", 1)
     proof = Proof()
 
     @examples(40)

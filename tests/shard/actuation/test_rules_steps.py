@@ -144,6 +144,32 @@ async def test_who_finds_no_room_to_wait_waits_in_its_slot() -> None:
         assert world.metric("execute_inflight") == 0
 
 
+@pytest.mark.rule("shard 8/9")
+async def test_slow_drains_of_one_cluster_leave_slots_and_places_to_the_others() -> None:
+    """Half of the places are red's; its other drains begin later, nothing holds a slot, and blue gets its machine."""
+    few = ShardSettings(execute_concurrency_max=2, execute_waiting_max=4)
+    settings = replace(few, reclaim_cap_fraction=0.0, removal_brake=False)
+    bound = (machine(f"m{number}", S.CONFIGURED, cluster="red") for number in range(8))
+    world = await world_of(*bound, machine("idle", S.IDLE), settings=settings)
+    red, blue = world.connect("red"), world.connect("blue")
+    red.drain = None
+    red.report()
+    async with working(world):
+        for _ in range(3):
+            await world.step()
+            await world.shard._clock.sleep(10)
+        blue.report(need("blue", "4"))
+        for _ in range(2):
+            await world.step()
+            await world.shard._clock.sleep(10)
+
+        assert world.metric("execute_waiting", **{"for": "drain"}) == 2
+        assert world.metric("execute_inflight") == 0
+        assert world.state("idle") is S.CONFIGURING
+    begun = [record for record in world.shard.ledger.history if not record.is_counted_only]
+    assert sorted(record.action.kind for record in begun) == [ActionKind.BOOTSTRAP, *2 * [ActionKind.RECLAIM]]
+
+
 # ---- §9.2: Provision and Bootstrap ------------------------------------------------------------------------------
 
 

@@ -6,16 +6,19 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from bigfleet.engine.decision import CapacityPool
+from bigfleet.engine.columns.sold_out import sold_out_rows
+from bigfleet.engine.columns.store import ColumnSnapshot
+from bigfleet.engine.decision import CapacityPool, Options
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, UnmetReason
 from bigfleet.model.ids import ClusterId, MachineId
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.rpc.wire.list_response import unreadable
+from bigfleet.shard.inventory import fleet_queries
 from bigfleet.shard.ports import FenceToken, ListedMachine, ProviderRefusal, RefusalKind, ShardSettings, TransitionAck
-from tests.shard.world import ScriptedProvider, World, machine, need
+from tests.shard.world import ScriptedProvider, World, at, machine, need
 
 S = MachineState
 CYCLE_SECONDS = 10.0
@@ -388,6 +391,42 @@ async def test_the_first_machine_that_works_again_ends_the_waits_of_the_others()
     assert world.metric("machines_set_aside") == 1
     assert await configures(world, provider, 1380) == []
     assert await configures(world, provider, 120) == ["broken"]
+
+
+@pytest.mark.rule("shard 9.8/4")
+@pytest.mark.parametrize(("machines", "set_aside"), [(101, 100), (100, 0)], ids=["with another", "without another"])
+async def test_machines_that_wait_for_one_row_cost_one_look_at_the_fleet(
+    monkeypatch: pytest.MonkeyPatch, machines: int, set_aside: int
+) -> None:
+    """A hundred refused Configures: the row is looked up once and the columns are read once."""
+    provider = ScriptedProvider()
+    provider.add(*(machine(f"m{number:03d}", S.IDLE, zone=f"z{number % 50}") for number in range(machines)))
+    world = World(provider)
+    await world.step()
+    wanted = need("c1", "400")
+    for number in range(100):
+        idle = at(world, f"m{number:03d}")
+        configuring = replace(
+            idle, state=S.CONFIGURING, cluster=wanted.cluster, assigned_need_fingerprint=wanted.fingerprint
+        )
+        world.shard.stockouts.observed(configuring, idle)
+    rows: list[RowKey] = []
+    looks: list[Options] = []
+
+    def row_of(key: RowKey) -> Need:
+        rows.append(key)
+        return wanted
+
+    def sold_out(view: ColumnSnapshot, options: Options) -> object:
+        looks.append(options)
+        return sold_out_rows(view, options)
+
+    monkeypatch.setattr(fleet_queries, "sold_out_rows", sold_out)
+    view = world.shard.inventory.snapshot()
+    unavailable = world.shard.stockouts.unavailable(view, is_pending=lambda _machine: False, rows_of=row_of)
+
+    assert len(unavailable.set_aside) == set_aside
+    assert (rows, len(looks)) == ([wanted.key], 1)
 
 
 async def test_a_configure_of_a_machine_that_left_the_shard_is_forgotten() -> None:

@@ -2,8 +2,13 @@
 
 import pytest
 
+from bigfleet.engine.columns.store import ColumnStore
+from bigfleet.model.ids import MachineId
+from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.cycle.node_fullness import fullness
+from bigfleet.shard.cycle.node_fullness import HELD, NodeFullness, fullness
+from bigfleet.shard.inventory.ingest import NodeLoad
+from tests.shard.world import machine
 
 SUPPLY = {"cpu": 4000, "memory": 8000}
 DAEMONS = {"cpu": 400, "memory": 100}
@@ -28,3 +33,32 @@ def test_fullness_is_in_quarters_of_the_resource_that_is_used_most(
     requested: Vector, overhead: Vector, quarters: int
 ) -> None:
     assert fullness(requested, SUPPLY, overhead) == quarters
+
+
+def test_only_nodes_that_an_excess_machine_can_change_places_with_are_read() -> None:
+    """Of 100 machines of two clusters and five shapes the ten of its cluster and shape, with one excess machine."""
+    store = ColumnStore()
+    for number in range(100):
+        cluster, zone = f"c{number % 2}", f"z{number // 2 % 5}"
+        store.insert(machine(f"m{number:02d}", MachineState.CONFIGURED, cluster=cluster, zone=zone), None)
+    store.insert(machine("m00-idle", MachineState.IDLE, zone="z0"), 0.0)
+    asked: list[str] = []
+
+    def load_of(machine_id: MachineId) -> NodeLoad:
+        asked.append(machine_id)
+        return NodeLoad(1, f"node-{machine_id}", {"cpu": 2000}, 2)
+
+    excess = [MachineId("m00"), MachineId("gone")]
+    found = NodeFullness(load_of).read(store.snapshot(), excess, held={MachineId("m10")}, overheads={})
+
+    like = [f"m{number:02d}" for number in range(0, 100, 10)]
+    assert asked == like
+    assert found == {**dict.fromkeys(like, 2), "m00": 1, "m10": HELD}
+
+
+def test_no_node_is_read_without_an_excess_machine() -> None:
+    store = ColumnStore()
+    store.insert(machine("m0", MachineState.CONFIGURED, cluster="c1"), None)
+    read = NodeFullness(lambda _machine: NodeLoad(1, "node", {"cpu": 2000}, 2)).read
+
+    assert read(store.snapshot(), [], held=frozenset(), overheads={}) == {}

@@ -1,6 +1,8 @@
 """What is counted by class is what looking at each machine and row would find."""
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
-from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore, column_snapshot
+from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore, Offer, column_snapshot
 from bigfleet.engine.decision import ActionKind, CapacityPool, Options
 from bigfleet.engine.matching import fits
 from bigfleet.model import vector
@@ -152,6 +154,33 @@ def test_classes_follow_a_vocabulary_that_grows_and_one_that_is_made_anew() -> N
     counts.append(count(store.snapshot()))
 
     assert counts == [0, 1, 1, 2, 3]
+
+
+def test_prices_that_no_machine_has_any_more_are_not_looked_up() -> None:
+    """Of a thousand offers two are read."""
+
+    class Counted(list[Offer]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[Offer]:
+            self.reads += len(self)
+            return super().__iter__()
+
+        def __getitem__(self, place: Any) -> Any:
+            self.reads += 1
+            return super().__getitem__(place)
+
+    store = ColumnStore()
+    for number in range(1000):
+        store.insert(machine("m0", MachineState.IDLE, price_usd_per_hour=2.0 + number), 0.0)
+    store.insert(machine("m0", MachineState.IDLE, price_usd_per_hour=1.5), 0.0)
+    store.insert(machine("m1", MachineState.IDLE, price_usd_per_hour=1.25), 0.0)
+    view = store.snapshot()
+    classes = classes_of(view, _NOTHING)
+    offers = view.vocabulary.offers = Counted(view.vocabulary.offers)
+
+    assert live_prices(view, classes).tolist() == [1.25]
+    assert offers.reads == 2
 
 
 def test_a_price_counts_in_any_state_but_failed() -> None:

@@ -1,7 +1,7 @@
 """Deltas with tombstones and without, what they would lose, and drains under way (docs/spec/shard.md §5.2, §9.3)."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +9,8 @@ import pytest
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ports import ListedMachine, RefusalKind, ShardSettings
-from bigfleet.shard.reconcile.reconciler import REVISITS_AT_ONCE_MAX, REVISITS_PER_CYCLE_MAX
+from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind, ShardSettings
+from bigfleet.shard.reconcile.reconciler import REVISITS_AT_ONCE_MAX, REVISITS_PER_CYCLE_MAX, REVISITS_SECONDS_MAX
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.world import RevisionedProvider, ScriptedProvider, World, machine, need, note_pending
 
@@ -277,34 +277,91 @@ async def test_a_removal_told_while_its_machine_is_in_flight_is_not_lost() -> No
     assert "m1" not in world.shard.inventory
 
 
-class SlowGets(ScriptedProvider):
-    """Counts how many Gets run at once."""
+class SlowGets(RevisionedProvider):
+    """Counts how many Gets run at once, and refuses some."""
 
     now = most = 0
+    seconds = 0.5
+    refused: Collection[str] = ()
 
     async def get(self, machine_id: MachineId) -> ListedMachine:
-        """Answer after a second."""
+        """Answer after a while."""
         self.now += 1
         self.most = max(self.most, self.now)
-        await LoopClock().sleep(1)
-        self.now -= 1
-        return await super().get(machine_id)
+        try:
+            await LoopClock().sleep(self.seconds)
+        finally:
+            self.now -= 1
+        record = await super().get(machine_id)
+        if machine_id in self.refused:
+            raise ProviderRefusal(RefusalKind.REFUSED, "not now")
+        return record
+
+
+async def with_revisits(provider: SlowGets, count: int, **settings: Any) -> World:
+    """Return a world that is to read that many machines again."""
+    provider.add(*fleet(count))
+    world = delta_world(provider, **settings)
+    await world.cycle()
+    world.shard.reconciler._revisit.update(each.id for each in provider.records.values())
+    return world
 
 
 @pytest.mark.rule("shard 5.2/7")
 async def test_revisits_are_bounded() -> None:
     """At most 256 a cycle, 16 at a time; the rest follows in the next one."""
     provider = SlowGets()
-    provider.add(*fleet(300))
-    world = delta_world(provider)
-    await world.cycle()
-    for each in provider.records.values():
-        world.shard.reconciler._revisit.add(each.id)
+    world = await with_revisits(provider, 300)
     await world.cycle()
     assert (len(provider.gets), provider.most) == (REVISITS_PER_CYCLE_MAX, REVISITS_AT_ONCE_MAX)
 
     await world.cycle()
     assert len(provider.gets) == 300
+
+
+@pytest.mark.rule("shard 5.2/7")
+async def test_a_cycle_waits_ten_seconds_for_revisits_and_the_others_follow() -> None:
+    """Gets that hang are cut off together; those that were not asked for come first in the next cycle."""
+    provider = SlowGets()
+    provider.seconds = 3600.0
+    world = await with_revisits(provider, 20)
+    clock = world.shard._clock
+    before_seconds = clock.monotonic_seconds()
+    await world.cycle()
+    assert clock.monotonic_seconds() - before_seconds == pytest.approx(REVISITS_SECONDS_MAX)
+    assert (len(world.shard.reconciler._revisit), provider.now) == (20, 0)
+
+    provider.seconds = 0.0
+    await world.cycle()
+    assert [provider.gets[:4], len(provider.gets)] == [["m016", "m017", "m018", "m019"], 20]
+    assert world.shard.reconciler._revisit == set()
+
+
+@pytest.mark.rule("shard 5.2/7")
+async def test_revisits_that_fail_each_time_do_not_keep_the_others_waiting() -> None:
+    """With 256 of them the machine after those is read in the second cycle."""
+    provider = SlowGets()
+    provider.seconds = 0.0
+    provider.refused = [each.id for each in fleet(REVISITS_PER_CYCLE_MAX)]
+    world = await with_revisits(provider, REVISITS_PER_CYCLE_MAX + 1)
+    await world.cycle()
+    assert "m256" not in provider.gets
+
+    await world.cycle()
+    assert "m256" in provider.gets
+    assert world.shard.reconciler._revisit == set(provider.refused)
+
+
+@pytest.mark.rule("shard 5.2/7")
+async def test_a_full_answer_ends_the_revisits_of_what_it_shows() -> None:
+    """But for a machine that was in flight."""
+    provider = SlowGets()
+    world = await with_revisits(provider, 3)
+    note_pending(world.shard, "m001")
+    world.shard.reconciler.widen()
+    await world.cycle()
+
+    assert (provider.gets, world.shard.reconciler._revisit) == ([], {"m001"})
 
 
 # ---- drains that wait for their operator ------------------------------------------------------------------------

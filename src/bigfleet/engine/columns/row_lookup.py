@@ -89,3 +89,15 @@ def halved(ids: list[MachineId], machine_id: MachineId) -> int | None:
     """Return the row of an id, None when it has none. O(log n)."""
     row = bisect_left(ids, machine_id)
     return row if row < len(ids) and ids[row] == machine_id else None
+
+
+def merged_ids(old: list[MachineId], new: list[MachineId], places: list[int]) -> list[MachineId]:
+    """Return both in order; each new id stands before the old one of its place. Runs of old ids are copied whole."""
+    merged: list[MachineId] = []
+    start = 0
+    for place, machine_id in zip(places, new, strict=True):
+        merged += old[start:place]
+        merged.append(machine_id)
+        start = place
+    merged += old[start:]
+    return merged

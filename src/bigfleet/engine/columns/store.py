@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columns.row_lookup import Finder, halved
+from bigfleet.engine.columns.row_lookup import Finder, halved, merged_ids
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, Stamp
@@ -30,9 +30,10 @@ from bigfleet.model.vector import Vector
 REMOVED: Final = 0
 #: Changed rows are remembered for so many views back; an older buffer is copied whole.
 HISTORY_MAX: Final = 8
-#: A vocabulary with more entries than this per machine, and this many, is made again from what is still used.
-VOCABULARY_PER_MACHINE_MAX: Final = 8
-VOCABULARY_SPARE: Final = 100_000
+#: A vocabulary is made again from what is still used when it holds more than so many times what was used the last time,
+#: and so many entries more: a purge costs as much as the entries that came since.
+VOCABULARY_GROWTH_MAX: Final = 2
+VOCABULARY_SPARE: Final = 50_000
 #: New machines that wait for their rows; one more and all get theirs at once, some 30 ms of work in a large fleet.
 WAITING_MAX: Final = 8192
 #: Changed machines that wait to be written into the columns; one more and all are, together.
@@ -270,6 +271,8 @@ class ColumnStore:
 
     def __init__(self) -> None:
         self.vocabulary = Vocabulary()
+        #: Entries of the vocabulary that were used when it was last made again; 0 before.
+        self._used_entries = 0
         self._ids: list[MachineId] = []
         self._finder = Finder.of_none()
         self._columns = Columns.empty(0)
@@ -433,7 +436,7 @@ class ColumnStore:
         self._write()
         if self._waiting or self._removed > len(self._ids) // 4:
             self._merge()
-        if self.vocabulary.size > VOCABULARY_PER_MACHINE_MAX * len(self._ids) + VOCABULARY_SPARE:
+        if self.vocabulary.size > VOCABULARY_GROWTH_MAX * self._used_entries + VOCABULARY_SPARE:
             self._forget_unused()
         changed = np.unique(np.array(self._dirty, np.int64))
         self._dirty.clear()
@@ -483,7 +486,7 @@ class ColumnStore:
             used, place = np.unique(column[live], return_inverse=True)
             column[:] = 0
             column[live] = np.array([renumber(number) for number in used.tolist()], np.int32)[place]
-        self.vocabulary = new
+        self.vocabulary, self._used_entries = new, new.size
         self._history.clear()
         self._buffers.clear()
 
@@ -558,7 +561,7 @@ class ColumnStore:
         old_ids = [self._ids[row] for row in retained.tolist()] if self._removed else self._ids
         are_last = not old_ids or (len(new_ids) > 0 and old_ids[-1] < new_ids[0])
         places = [len(old_ids)] * len(new_ids) if are_last else [bisect_left(old_ids, each) for each in new_ids]
-        self._ids = [*old_ids, *new_ids] if are_last else _merged_ids(old_ids, new_ids, places)
+        self._ids = [*old_ids, *new_ids] if are_last else merged_ids(old_ids, new_ids, places)
         new_rows = np.array(places, np.int64) + np.arange(len(new_ids))
         is_old = np.ones(len(self._ids), np.bool_)
         is_old[new_rows] = False
@@ -580,18 +583,6 @@ class ColumnStore:
         self._latest = None
         self._removed = 0
         self._layout += 1
-
-
-def _merged_ids(old: list[MachineId], new: list[MachineId], places: list[int]) -> list[MachineId]:
-    """Return both in order; each new id stands before the old one of its place. Runs of old ids are copied whole."""
-    merged: list[MachineId] = []
-    start = 0
-    for place, machine_id in zip(places, new, strict=True):
-        merged += old[start:place]
-        merged.append(machine_id)
-        start = place
-    merged += old[start:]
-    return merged
 
 
 def column_snapshot(snapshot: Snapshot) -> ColumnSnapshot:

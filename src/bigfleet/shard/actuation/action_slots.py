@@ -4,6 +4,7 @@ docs/spec/shard.md §8. It must never know what an action does.
 """
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 
@@ -21,7 +22,8 @@ class ActionSlots:
         self._slots = asyncio.Semaphore(settings.execute_concurrency_max)
         #: All and only the machines whose action holds a slot at this moment.
         self._held: set[MachineId] = set()
-        self._waiting = 0
+        #: Actions that wait without a slot, by what they wait for and cluster; none is 0.
+        self._waiting: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     @property
     def held(self) -> Set[MachineId]:
@@ -46,14 +48,26 @@ class ActionSlots:
             self._note(machine_id, held=False)
             self._slots.release()
 
+    def may_wait(self, waited_for: str, cluster: str) -> bool:
+        """Return whether a long wait of this cluster may begin: a cluster gets as many places as are left for others.
+
+        So no cluster takes them all. Without any place, at an `execute_waiting_max` of 0, each waits in its slot.
+        """
+        counts = self._waiting[waited_for]
+        return not self._waiting_max or counts[cluster] < self._waiting_max - counts.total()
+
     @asynccontextmanager
-    async def waiting(self, machine_id: MachineId, waited_for: str) -> AsyncIterator[None]:
-        """Give the slot back while an operator is asked; at `execute_waiting_max` further ones wait in their slot."""
-        gives_back = self._waiting < self._waiting_max
+    async def waiting(self, machine_id: MachineId, waited_for: str, cluster: str) -> AsyncIterator[None]:
+        """Give the slot back while an operator is asked.
+
+        Of each kind of wait `execute_waiting_max` do; further ones wait in their slot.
+        """
+        counts = self._waiting[waited_for]
+        gives_back = counts.total() < self._waiting_max
         gauge = self._metrics.waiting.labels(waited_for)
         gauge.inc()
         if gives_back:
-            self._waiting += 1
+            counts[cluster] += 1
             self._note(machine_id, held=False)
             self._slots.release()
         try:
@@ -61,7 +75,9 @@ class ActionSlots:
         finally:
             gauge.dec()
             if gives_back:
-                self._waiting -= 1
+                counts[cluster] -= 1
+                if not counts[cluster]:
+                    del counts[cluster]
                 await self._slots.acquire()
                 self._note(machine_id, held=True)
 

@@ -249,7 +249,7 @@ class Executors:
             asked_at = self._clock.monotonic_seconds()
             self._demand_backoff.asked(cluster)
             try:
-                async with self.slots.waiting(machine.id, "blob"):
+                async with self.slots.waiting(machine.id, "blob", cluster):
                     answer = await self._ask(session, machine, profile)
                     received_at = self._clock.monotonic_seconds()
             except (TimeoutError, SessionLost):
@@ -333,6 +333,10 @@ class Executors:
         if session is None and is_delayable(action) and machine.cluster in self._fit_holds.awaited_sessions():
             record.message = "the session of its cluster has ended; the reclaim waits for the next one"
             return ActionOutcome.STALE
+        awaits_result = session is not None and session.can(CAPABILITY_DRAIN_RESULT)
+        if awaits_result and not self.slots.may_wait("drain", machine.cluster):  # D2+
+            record.message, record.is_counted_only = "too many drains wait for operators; it begins later", True
+            return ActionOutcome.STALE
         if session is not None:  # D2: the instruction leaves before the state frame that drive() sends
             session.outbox.put(self._instruction(record, machine, action.grace_seconds))
         preemptor = action.preemptor
@@ -354,7 +358,7 @@ class Executors:
                 cluster=machine.cluster,
                 advice="PodDisruptionBudgets are not honoured; start the cluster's operator",
             )
-        elif session.can(CAPABILITY_DRAIN_RESULT):  # D3
+        elif awaits_result:  # D3
             result = await self._await_drained(record, machine, deadline_seconds)
             if result is None:
                 record.message = "the provider showed that the drain was over"
@@ -404,7 +408,7 @@ class Executors:
         self._drain_waits[machine.id] = wait
         ended = asyncio.ensure_future(wait.ended.wait())
         try:
-            async with self.slots.waiting(machine.id, "drain"):
+            async with self.slots.waiting(machine.id, "drain", machine.cluster):
                 waiters: list[asyncio.Future[Any]] = [result, ended]
                 timeout = record.action.grace_seconds
                 await asyncio.wait(waiters, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)

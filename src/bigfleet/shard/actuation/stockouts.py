@@ -7,7 +7,7 @@ machines that failed lately are stored.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,7 +19,8 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
-from bigfleet.shard.inventory.fleet_queries import has_other_candidate, pool_rows
+from bigfleet.shard.inventory.fleet_queries import OtherCandidates, pool_rows
+from bigfleet.shard.inventory.machine_shapes import Attributes
 from bigfleet.shard.metrics import ShardMetrics
 
 _log = structlog.get_logger("bigfleet.shard.actuation.stockouts")
@@ -98,6 +99,8 @@ class Stockouts:
     _aside: dict[MachineId, _Aside] = field(default_factory=dict)
     #: Machines with a Configure that was accepted, or whose outcome is not known, and that has not ended.
     _configured: set[MachineId] = field(default_factory=set)
+    #: What was read of the fleet's shapes, while machines wait.
+    _attributes: Attributes = field(default_factory=Attributes)
 
     # ---- what happened --------------------------------------------------------------------------------------------
 
@@ -240,7 +243,8 @@ class Stockouts:
     ) -> Unavailable:
         """Return what the next decision must leave out.
 
-        `rows_of` returns a row in force. Cost: nothing without a failure, else one look at the columns.
+        `rows_of` returns a row in force. Cost: nothing without a failure, else one look at the columns for each pool
+        that is probed, one for all machines that wait, and one question for each row that they failed for.
         """
         now_seconds = self.clock.monotonic_seconds()
         self._forget_what_is_over(now_seconds)
@@ -255,16 +259,27 @@ class Stockouts:
         waiting = {machine_id: each for machine_id, each in self._aside.items() if now_seconds < each.until_seconds}
         repeated = sum(each.is_repeated and machine_id in view.rows for machine_id, each in waiting.items())
         self.metrics.machines_set_aside.set(repeated)
+        served = self._rows_with_others(view, waiting, sold_out, rows_of)
         set_aside = frozenset(
-            machine_id
-            for machine_id, each in waiting.items()
-            if each.is_repeated
-            or (
-                (row := rows_of(each.row)) is not None
-                and has_other_candidate(view, row, sold_out=sold_out, besides=waiting.keys())
-            )
+            machine_id for machine_id, each in waiting.items() if each.is_repeated or each.row in served
         )
         return Unavailable(sold_out=sold_out, probes=frozenset(probes), set_aside=set_aside)
+
+    def _rows_with_others(
+        self,
+        view: ColumnSnapshot,
+        waiting: Mapping[MachineId, _Aside],
+        sold_out: frozenset[CapacityPool],
+        rows_of: Callable[[RowKey], Need | None],
+    ) -> Set[RowKey]:
+        """Return the rows of the waiting machines that have another candidate; each is asked about once."""
+        rows = {each.row for each in waiting.values() if not each.is_repeated}
+        needs = {row: need for row in rows if (need := rows_of(row)) is not None}
+        if not needs:
+            self._attributes = Attributes()
+            return frozenset()
+        others = OtherCandidates(view, self._attributes, sold_out=sold_out, besides=waiting)
+        return {row for row, need in needs.items() if others.can_host(need)}
 
     def _choose_probe(
         self, view: ColumnSnapshot, name: CapacityPool, pool: _Pool, is_pending: Callable[[str], bool]

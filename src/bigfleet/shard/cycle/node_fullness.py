@@ -1,13 +1,14 @@
-"""Computes how full nodes of clusters with excess machines are, so that the emptiest of equal machines is reclaimed.
+"""Computes how full nodes of the shapes of excess machines are, so that the emptiest of equal machines is reclaimed.
 
 Other clusters are left out: their decisions would be computed again whenever pods come and go (docs/spec/shard.md
-§9.3).
+§9.3). So are other shapes of these clusters: only equal machines exchange their places.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from bigfleet.engine.columns.objects import example_of
 from bigfleet.engine.columns.store import ColumnSnapshot
@@ -37,7 +38,7 @@ class NodeFullness:
     def read(
         self, snapshot: ColumnSnapshot, excess: Collection[MachineId], *, held: Set[MachineId], overheads: Overheads
     ) -> dict[str, int]:
-        """Return the fullness of the Configured nodes of all clusters that have one of these excess machines.
+        """Return the fullness of the Configured nodes of a cluster and shape that have one of these excess machines.
 
         1 to 4 quarters of the machine's room without `overheads`, rounded up, by the resource that is used most; `HELD`
         for machines that are `held`. An excess machine counts a quarter less, so that it stays the one while pods come
@@ -45,12 +46,10 @@ class NodeFullness:
         """
         columns, vocabulary = snapshot.columns, snapshot.vocabulary
         known = {machine_id: row for machine_id in excess if (row := snapshot.rows.get(machine_id)) is not None}
-        clusters = np.unique(columns.cluster[np.array(sorted(known.values()), np.int64)])
-        is_read = (columns.state == MachineState.CONFIGURED) & np.isin(columns.cluster, clusters[clusters > 0])
         rooms: dict[tuple[int, int], tuple[Vector, Vector]] = {}
         levels: dict[MachineId, tuple[NodeLoad, int]] = {}
         found: dict[str, int] = {}
-        for row in np.flatnonzero(is_read).tolist():
+        for row in _rows_like(snapshot, known.values()).tolist():
             machine_id = snapshot.ids[row]
             load = self._load_of(machine_id)
             if load is None:
@@ -70,6 +69,19 @@ class NodeFullness:
                 found[machine_id] = effective
         self._levels = levels
         return found
+
+
+def _rows_like(snapshot: ColumnSnapshot, rows: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Return the Configured machines of a cluster that have the shape of one of its machines in these rows."""
+    columns = snapshot.columns
+    given = np.fromiter(rows, np.int64)
+    given = given[columns.cluster[given] > 0]
+    configured = columns.state == MachineState.CONFIGURED
+    found = np.flatnonzero(configured & np.isin(columns.cluster, np.unique(columns.cluster[given])))
+    shapes = len(snapshot.vocabulary.shapes)
+    kind_of = columns.cluster[found].astype(np.int64) * shapes + columns.shape[found]
+    kinds = columns.cluster[given].astype(np.int64) * shapes + columns.shape[given]
+    return found[np.isin(kind_of, kinds)]
 
 
 def room_of(machine: Machine, overheads: Iterable[Overhead]) -> tuple[Vector, Vector]:

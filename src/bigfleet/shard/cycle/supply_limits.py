@@ -15,6 +15,7 @@ from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
 from bigfleet.exchange.values import total_usd
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Stamp
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.shapes import DemandShape, canonical_shapes, lacking_of, largest_of, total_of
 from bigfleet.model.states import MachineState
@@ -73,11 +74,16 @@ def refused_supply(
             asked[row[0]].setdefault(row, []).append(action.machine_id)
     refused: set[MachineId] = set()
     exceeded: dict[str, str] = {}
+    held = _Held(snapshot, asked, pending)
     for cluster, rows in asked.items():
-        held = _held_rows(snapshot, cluster, pending)
-        budget = _Budget(limits_of(cluster), len(held), total_usd(_price(snapshot, row) for row in held))
+        prices = held.prices(cluster)
+        budget = _Budget(limits_of(cluster), len(prices), total_usd(prices))
         for (_, _, group), machines in rows.items():
-            places = [(each, place) for each in machines if (place := row_of(snapshot, each)) not in held]
+            places = [
+                (each, place)
+                for each in machines
+                if (place := row_of(snapshot, each)) is None or not held.has(cluster, place)
+            ]
             for portion in [places] if group else [[each] for each in places]:
                 limit = budget.spend([_price(snapshot, place) for _, place in portion])
                 if limit:
@@ -93,23 +99,71 @@ def _gaining_row(action: Action) -> RowKey | None:
     return row_served_by(action)
 
 
-def _held_rows(snapshot: ColumnSnapshot, cluster: str, pending: Mapping[MachineId, str]) -> set[int | None]:
-    """Return the rows of the machines that the cluster has, or will have without another decision."""
-    columns, vocabulary = snapshot.columns, snapshot.vocabulary
-    number = vocabulary.cluster_numbers().get(cluster, -1)
-    stamps = vocabulary.stamps
-    intended = [place for place, stamp in enumerate(stamps) if stamp.intended_cluster == cluster]
-    promised = [
-        place
-        for place, stamp in enumerate(stamps)
-        if stamp.preempted_for is not None and stamp.preempted_for.cluster == cluster
-    ]
-    is_held = (columns.cluster == number) & (columns.state != REMOVED) if number > 0 else columns.state < 0
-    is_held |= (columns.state == MachineState.CREATING) & np.isin(columns.stamp, intended)
-    is_held |= (columns.state == MachineState.DRAINING) & np.isin(columns.stamp, promised)
-    held: set[int | None] = set(np.flatnonzero(is_held).tolist())
-    held.update(row_of(snapshot, machine_id) for machine_id, owner in pending.items() if owner == cluster)
-    return held - {None}
+class _Held:
+    """The machines that some clusters have, or will have without another decision.
+
+    Cost: one look at the columns for all clusters, and one at each distinct stamp of a machine that is promised.
+    """
+
+    def __init__(self, snapshot: ColumnSnapshot, clusters: Iterable[str], pending: Mapping[MachineId, str]) -> None:
+        self._snapshot = snapshot
+        numbers = snapshot.vocabulary.cluster_numbers()
+        #: The number of each of the clusters; -1 for one that no machine carries.
+        self._numbers = {cluster: numbers.get(cluster, -1) for cluster in clusters}
+        #: Rows that a cluster does not carry, and that it is promised.
+        self._promised: dict[str, set[int]] = {cluster: set() for cluster in self._numbers}
+        self._promise(self._stamped(MachineState.CREATING, lambda stamp: stamp.intended_cluster))
+        self._promise(self._stamped(MachineState.DRAINING, _preempting_cluster))
+        self._promise((row_of(snapshot, machine_id), owner) for machine_id, owner in pending.items())
+        #: By cluster number: each offer of its machines, with how many have it.
+        self._offers = self._count_offers()
+
+    def _stamped(self, state: MachineState, owner_of: Callable[[Stamp], str]) -> Iterable[tuple[int, str]]:
+        columns, stamps = self._snapshot.columns, self._snapshot.vocabulary.stamps
+        rows = np.flatnonzero(columns.state == state)
+        stamp_of = columns.stamp[rows]
+        owners = {number: owner_of(stamps[number]) for number in np.unique(stamp_of).tolist()}
+        return ((row, owners[number]) for row, number in zip(rows.tolist(), stamp_of.tolist(), strict=True))
+
+    def _promise(self, promises: Iterable[tuple[int | None, str]]) -> None:
+        for row, owner in promises:
+            promised = self._promised.get(owner)
+            if promised is not None and row is not None and not self._carries(owner, row):
+                promised.add(row)
+
+    def _count_offers(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        columns, vocabulary = self._snapshot.columns, self._snapshot.vocabulary
+        is_asked = np.zeros(len(vocabulary.clusters), np.bool_)
+        is_asked[[number for number in self._numbers.values() if number > 0]] = True
+        rows = np.flatnonzero(is_asked[columns.cluster] & (columns.state != REMOVED))
+        offers = len(vocabulary.offers)
+        keys = columns.cluster[rows].astype(np.int64) * offers + columns.offer[rows]
+        found: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        kinds, sizes = np.unique(keys, return_counts=True)
+        for key, count in zip(kinds.tolist(), sizes.tolist(), strict=True):
+            cluster, offer = divmod(key, offers)
+            found[cluster].append((offer, count))
+        return found
+
+    def _carries(self, cluster: str, row: int) -> bool:
+        columns = self._snapshot.columns
+        return int(columns.cluster[row]) == self._numbers[cluster] and int(columns.state[row]) != REMOVED
+
+    def has(self, cluster: str, row: int) -> bool:
+        """Return whether the cluster has the machine of a row, or will have it."""
+        return self._carries(cluster, row) or row in self._promised[cluster]
+
+    def prices(self, cluster: str) -> Sequence[float]:
+        """Return the price of each machine of the cluster."""
+        offers = self._snapshot.vocabulary.offers
+        prices: list[float] = []
+        for offer, count in self._offers.get(self._numbers[cluster], ()):
+            prices += [offers[offer].price_usd_per_hour] * count
+        return [*prices, *(_price(self._snapshot, row) for row in self._promised[cluster])]
+
+
+def _preempting_cluster(stamp: Stamp) -> str:
+    return "" if stamp.preempted_for is None else stamp.preempted_for.cluster
 
 
 def _price(snapshot: ColumnSnapshot, row: int | None) -> float:

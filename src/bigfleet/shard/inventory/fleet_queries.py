@@ -26,6 +26,7 @@ from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.inventory.machine_record import InventoryRecord
+from bigfleet.shard.inventory.machine_shapes import Ask, Attributes
 
 _STATES = len(MachineState)
 
@@ -65,16 +66,26 @@ def pool_rows(view: ColumnSnapshot, pool: CapacityPool) -> npt.NDArray[np.int64]
     return sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=frozenset({pool})))
 
 
-def has_other_candidate(
-    view: ColumnSnapshot, need: Need, *, sold_out: frozenset[CapacityPool], besides: Iterable[str]
-) -> bool:
-    """Return whether an Idle machine other than `besides`, or a Speculative one with stock, fits the row."""
-    columns = view.columns
-    is_free: Mask = (columns.state == MachineState.IDLE) | (columns.state == MachineState.SPECULATIVE)
-    is_free[sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=sold_out))] = False
-    is_free[[row for row in (view.rows.get(MachineId(each)) for each in besides) if row is not None]] = False
-    shapes = _shapes(view, np.unique(columns.shape[is_free]))
-    return bool(shapes.fit(need.profile, need.min_unit).shapes)
+class OtherCandidates:
+    """Idle machines other than some, and Speculative ones with stock. Cost: one look at the columns, then one a row."""
+
+    def __init__(
+        self,
+        view: ColumnSnapshot,
+        attributes: Attributes,
+        *,
+        sold_out: frozenset[CapacityPool],
+        besides: Iterable[str],
+    ) -> None:
+        columns = view.columns
+        is_free: Mask = (columns.state == MachineState.IDLE) | (columns.state == MachineState.SPECULATIVE)
+        is_free[sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=sold_out))] = False
+        is_free[[row for row in (view.rows.get(MachineId(each)) for each in besides) if row is not None]] = False
+        self._fits = attributes.fits(view, np.flatnonzero(np.bincount(columns.shape[is_free])))
+
+    def can_host(self, need: Need) -> bool:
+        """Return whether one of them matches the row and holds its min unit."""
+        return bool(self._fits.fitting(Ask.of(need)).any())
 
 
 def configured_by_cluster(view: ColumnSnapshot) -> dict[str, int]:

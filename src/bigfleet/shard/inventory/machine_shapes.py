@@ -87,12 +87,15 @@ def _is_live(view: ColumnSnapshot) -> Mask:
 
 def _by_shape(view: ColumnSnapshot, rows: MachineRows) -> tuple[Counts, Prices]:
     """Return how many of the machines each shape of the vocabulary has, and their lowest price."""
-    vocabulary, shape = view.vocabulary, view.columns.shape[rows]
+    vocabulary, shape, offer = view.vocabulary, view.columns.shape[rows], view.columns.offer[rows]
+    # A vocabulary holds many offers that no machine has any more.
+    prices = np.zeros(int(offer.max()) + 1 if len(offer) else 0)
+    used = np.flatnonzero(np.bincount(offer))
+    prices[used] = [vocabulary.offers[number].price_usd_per_hour for number in used.tolist()]
     # A vocabulary may grow while it is read: what this snapshot refers to stands at its head.
-    prices = np.array([offer.price_usd_per_hour for offer in vocabulary.offers], np.float64)
     counts = np.bincount(shape, minlength=len(vocabulary.shapes))
     cheapest = np.full(len(counts), np.inf)
-    np.minimum.at(cheapest, shape, prices[view.columns.offer[rows]])
+    np.minimum.at(cheapest, shape, prices[offer])
     return counts, cheapest
 
 

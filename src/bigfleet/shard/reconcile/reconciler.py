@@ -7,6 +7,7 @@ third time in a row.
 
 import asyncio
 from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import filterfalse, islice, repeat
 
@@ -47,6 +48,8 @@ _log = structlog.get_logger("bigfleet.shard.reconcile.reconciler")
 
 REVISITS_PER_CYCLE_MAX = 256
 REVISITS_AT_ONCE_MAX = 16
+#: All of them together: a cycle waits for them, and each provider call alone may take longer.
+REVISITS_SECONDS_MAX = 10.0
 #: A longer cursor is not sent back: a provider that cannot take it would refuse each List from then on.
 CURSOR_BYTES_MAX = 4 * 1024
 #: A provider that reports every removal is still listed in full after so many times `full_list_every_cycles`: what a
@@ -129,6 +132,9 @@ class Reconciler:
         #: Ids whose removal a delta reported and the brake held back.
         self._held_removals: set[MachineId] = set()
         self._revisit = revisits
+        #: The pass in which each of them was last asked for, of those that were and still wait.
+        self._revisited: dict[MachineId, int] = {}
+        self._passes = 0
         self._foreign = ForeignMachines(ownership_filter)
         self._ownership_filter = ownership_filter
         #: How often more became ours, and for how many of these times a full answer came since.
@@ -141,7 +147,8 @@ class Reconciler:
     async def run(self) -> ReconcileResult:
         """Read and apply. Raises ProviderRefusal or TimeoutError when List fails; then nothing was changed."""
         self._cycles_since_full += 1
-        widenings = self._widenings
+        self._passes += 1
+        widenings, revisits_before = self._widenings, frozenset(self._revisit)
         cursor = self._cursor_to_use()
         self._foreign.begin()
         mode = "delta" if cursor else "full"
@@ -169,6 +176,8 @@ class Reconciler:
             self._cursor = listing.revision if is_usable else b""
             if is_full:
                 self._cycles_since_full = 0
+                # A full answer has shown them, but for those that were in flight.
+                self._revisit -= revisits_before - self._ledger.touched()
             self._revisit.update(MachineId(machine_id) for machine_id in self._machine_backoff.expired())
         if is_full:
             self._widenings_read = widenings
@@ -438,15 +447,18 @@ class Reconciler:
 
     async def _read_revisits(self) -> None:
         ready = [machine_id for machine_id in sorted(self._revisit) if not self._ledger.is_pending(machine_id)]
-        batch = ready[:REVISITS_PER_CYCLE_MAX]
         if not self._settings.incremental_reconcile:
             # The next full List shows them all.
             self._revisit.difference_update(ready)
             return
+        self._revisited = {each: asked for each, asked in self._revisited.items() if each in self._revisit}
+        # Those that fail each time must not keep the others waiting: what was asked for longest ago comes first.
+        ready.sort(key=lambda machine_id: self._revisited.get(machine_id, 0))
         gate = asyncio.Semaphore(REVISITS_AT_ONCE_MAX)
 
         async def read(machine_id: MachineId) -> None:
             async with gate:
+                self._revisited[machine_id] = self._passes
                 try:
                     async with asyncio.timeout(self._settings.execute_timeout_seconds):
                         record = await self._provider.get(machine_id)
@@ -463,7 +475,10 @@ class Reconciler:
                 if record.machine.id == machine_id:
                     self._apply_revisited(record)
 
-        await asyncio.gather(*(read(machine_id) for machine_id in batch))
+        # What is not read in time is read in a later pass.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(REVISITS_SECONDS_MAX):
+                await asyncio.gather(*(read(machine_id) for machine_id in ready[:REVISITS_PER_CYCLE_MAX]))
 
     def _apply_revisited(self, record: ListedMachine) -> None:
         if self._ownership_filter.owns(record):

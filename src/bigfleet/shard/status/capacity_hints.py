@@ -1,8 +1,8 @@
 """Computes capacity hints: what could serve a cluster's needs now, with which likelihood and price.
 
 docs/spec/shard.md §10.5. Available capacity is computed off the loop, once per distinct request and only if the fleet
-changed. The loop decides what is sent: only hints that changed or are about to expire. A hint reserves nothing and no
-decision reads one.
+changed. The loop decides what is sent: only hints that changed by much or are about to expire. A hint reserves nothing
+and no decision reads one.
 """
 
 from collections import deque
@@ -24,6 +24,9 @@ from bigfleet.shard.sessions.registry import Sessions
 
 #: An unchanged hint is sent again after this, so that receivers can expire what they hold.
 REFRESH_SECONDS = 300.0
+#: A count that differs by less than this part of the one that was sent is sent with the next repetition: in a large
+#: fleet every count changes in every cycle.
+COUNT_CHANGE_MIN = 0.25
 
 #: (cluster, fingerprint).
 HintKey = tuple[str, str]
@@ -183,6 +186,14 @@ def _offer(ask: Ask, classes: Classes, fits: Fits) -> tuple[HintOffer, Vector]:
     return HintOffer(idle + speculative, confidence, float(prices[cheapest])), fits.supply(int(places[cheapest]))
 
 
+def _is_news(sent: HintOffer, offer: HintOffer) -> bool:
+    """Return whether an offer differs so much from the one that was sent that it is not left to the repetition."""
+    if (sent.confidence, sent.price_usd_per_hour) != (offer.confidence, offer.price_usd_per_hour):
+        return True
+    change = abs(offer.machines - sent.machines)
+    return change > 0 and change >= COUNT_CHANGE_MIN * sent.machines
+
+
 class _Sent(NamedTuple):
     offer: HintOffer
     at_seconds: float
@@ -215,7 +226,7 @@ class CapacityHints:
         self._fresh.discard(cluster)
 
     def publish(self, changed: Set[HintKey], offers: HintOffers, sessions: Sessions, *, now_seconds: float) -> int:
-        """Send what differs from what was sent last, as far as rate and room allow; return how many hints were sent."""
+        """Send what differs enough from what was sent last, as far as rate and room allow; return how many hints."""
         self._gather(changed, offers, now_seconds)
         rooms: dict[str, int] = {}
         later: dict[HintKey, None] = {}
@@ -229,7 +240,7 @@ class CapacityHints:
                 continue
             last = self._sent.get(cluster, {}).get(fingerprint)
             age_seconds = now_seconds - last.at_seconds if last is not None else float("inf")
-            if last is not None and last.offer == offer and age_seconds < REFRESH_SECONDS:
+            if last is not None and not _is_news(last.offer, offer) and age_seconds < REFRESH_SECONDS:
                 continue
             room = rooms.get(cluster)
             if room is None:

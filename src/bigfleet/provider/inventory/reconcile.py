@@ -20,7 +20,7 @@ from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.invoke import BackendAdapter
-from bigfleet.provider.records.lifecycle import failed, new_record, recovered_with_host, with_facts
+from bigfleet.provider.records.lifecycle import failed, in_service, new_record, recovered_with_host, with_facts
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.refusal import ChangeRefused, OfferingsRefused, StartRefused
@@ -51,11 +51,14 @@ class Effect(Enum):
     ADDED = "added"
     REFRESHED = "refreshed"
     ORPHAN = "orphan"
+    IN_SERVICE = "in_service"
     HOST_LOST = "host_lost"
     REMOVED = "removed"
 
 
 _LOSSES = frozenset({Effect.ORPHAN, Effect.HOST_LOST, Effect.REMOVED})
+#: What changes the state of a machine; of many at once, machines that turn out to be in service are no outage.
+_MOVES = _LOSSES | {Effect.IN_SERVICE}
 
 
 @dataclass(slots=True)
@@ -416,6 +419,8 @@ class InventoryReconciler:
             return
         if entry.host is None or entry.host.host_ref != record.machine.host.ref:
             self._plan_missing(plan, record, Effect.HOST_LOST)
+        elif entry.host.in_cluster and record.state is MachineState.IDLE:
+            plan.effects[record.id] = Effect.IN_SERVICE
         else:
             _plan_refresh(plan, record, entry.host)
 
@@ -471,7 +476,7 @@ class InventoryReconciler:
             if record is not None and record.state_revision > begin_revision:
                 return
             change = self._change(machine_id, effect, record, entry)
-            if record is not None and effect in _LOSSES:
+            if record is not None and effect in _MOVES:
                 reached = MachineState.UNSPECIFIED if change.record is None else change.record.state
                 change = self._admissions.settled(change, record, reached)
             try:
@@ -509,7 +514,12 @@ class InventoryReconciler:
             assert entry.host is not None, "an orphan is a host that was seen"
             host = Host(ref=entry.host.host_ref, node_name=entry.host.node_name)
             refreshed = with_facts(record, entry.host)
-            return Change(record=recovered_with_host(refreshed, host, self._adapter.provider, now))
+            found = recovered_with_host(refreshed, host, self._adapter.provider, now)
+            cluster = entry.host.in_cluster
+            return Change(record=in_service(found, cluster, now) if cluster else found)
+        if effect is Effect.IN_SERVICE:
+            assert entry.host is not None, "a host in service was seen"
+            return Change(record=in_service(with_facts(record, entry.host), entry.host.in_cluster, now))
         assert facts is not None, "what is refreshed was seen"
         return Change(record=with_facts(record, facts))
 

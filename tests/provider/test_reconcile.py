@@ -74,7 +74,7 @@ class ServingHosts(FakeBackend):
         ]
 
 
-async def test_a_host_that_serves_a_cluster_is_never_idle_whatever_the_state_says() -> None:
+async def test_a_host_that_serves_a_cluster_unknown_to_the_state_is_never_idle() -> None:
     """After the restore of an older state: a machine that was idle then, a slot then, and one that was not there."""
     backend = ServingHosts()
     core = await started(make_core(backend, options=NO_WAY_OUT))

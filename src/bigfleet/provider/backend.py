@@ -91,7 +91,7 @@ class ExistingHost(Slot):
     host_ref: str
     node_name: str = ""
     #: The cluster that the substrate says the host serves, "" if it says none or does not know. Such a host is never
-    #: IDLE, whatever the record of its machine says: the state may be older than the host.
+    #: IDLE, also if the record of its machine says so: the state may be older than the host.
     in_cluster: str = ""
 
     @classmethod

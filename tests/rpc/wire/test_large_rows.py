@@ -7,7 +7,7 @@ import pytest
 
 from bigfleet.model.need import Need
 from bigfleet.rpc.wire.convert_need import ReceivedRollUp
-from bigfleet.rpc.wire.gen import capacity_pb2
+from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2
 
 #: Roll-ups that are read, each with another value; with caches that count entries each would take 60 KB or more.
 ROLLUPS = 200
@@ -66,3 +66,12 @@ def test_a_large_row_is_read_as_it_is(row_of: Callable[[int], capacity_pb2.Capac
     assert len(need.profile.requirements) == len(sent.requirements)
     assert sum(len(each.values) for each in need.profile.requirements) == sum(len(e.values) for e in sent.requirements)
     assert sum(shape.count for shape in need.shapes) == sum(shape.count for shape in sent.shapes)
+
+
+def test_the_size_of_a_roll_up_is_known_before_it_is_parsed() -> None:
+    """A shard decides by it where the roll-up is read."""
+    message = capacity_pb2.ClusterCapacityNeeds(cluster_id="c", timestamp_unix_nanos=1, needs=[row_with_many_values(1)])
+    unread = ReceivedRollUp.unread(shard_pb2.OperatorMessage(rollup=message).SerializeToString())
+
+    assert unread is not None
+    assert unread.size_bytes == ReceivedRollUp(message).size_bytes == message.ByteSize() > 100_000

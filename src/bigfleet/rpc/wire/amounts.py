@@ -3,7 +3,7 @@
 The bounds are those of docs/spec/wire.md §2. Equal maps give the same objects. An invalid quantity is never corrected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
@@ -29,7 +29,9 @@ def amounts_of(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, 
     Raises MalformedMessage for the first fault, names ascending. Equal maps give the same objects.
     """
     characters = sum(map(len, texts)) + sum(map(len, texts.values()))
-    read = _shared_amounts if characters <= AMOUNTS_CHARACTERS_MAX else _sound_amounts
+    read: Callable[[tuple[tuple[str, str], ...]], tuple[Vector, Mapping[str, Family]]] = _sound_amounts
+    if characters <= AMOUNTS_CHARACTERS_MAX:
+        read = _shared_amounts
     try:
         return read(tuple(texts.items()))
     except QuantityError:

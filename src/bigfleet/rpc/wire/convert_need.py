@@ -5,7 +5,7 @@ machines. Rows are read on request only, because most roll-ups repeat the one be
 `bigfleet.rpc.wire.convert_session` carries roll-ups over a session. A row is never corrected or left out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -405,7 +405,7 @@ def _read_row_kind(content: bytes) -> _RowKind:
     row = capacity_pb2.CapacityNeed.FromString(content)
     check_count("requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
     # A part of a row is no longer than the row.
-    profile_of = _shared_profile if len(content) <= SHARED_BYTES_MAX else _profile
+    profile_of: Callable[..., Profile] = _shared_profile if len(content) <= SHARED_BYTES_MAX else _profile
     profile = profile_of(
         tuple([requirement.SerializeToString() for requirement in row.requirements]),
         tuple([spread.SerializeToString() for spread in row.spread]),

@@ -74,7 +74,7 @@ class _Seen:
 @dataclass(slots=True)
 class _Plan:
     effects: dict[str, Effect] = field(default_factory=dict)
-    #: Passes in a row in which an id was an orphan, or missing, this pass included.
+    #: Passes in a row in which an id was an orphan, or idle and in service, or missing, this pass included.
     orphans: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
     #: What the inventory could not read.
@@ -419,10 +419,14 @@ class InventoryReconciler:
             return
         if entry.host is None or entry.host.host_ref != record.machine.host.ref:
             self._plan_missing(plan, record, Effect.HOST_LOST)
-        elif entry.host.in_cluster and record.state is MachineState.IDLE:
-            plan.effects[record.id] = Effect.IN_SERVICE
-        else:
-            _plan_refresh(plan, record, entry.host)
+            return
+        _plan_refresh(plan, record, entry.host)
+        if entry.host.in_cluster and record.state is MachineState.IDLE:
+            # A node that was just drained may be shown as Ready a little longer.
+            count = self._before.orphans.get(record.id, 0) + 1
+            plan.orphans[record.id] = count
+            if count >= ORPHAN_PASSES:
+                plan.effects[record.id] = Effect.IN_SERVICE
 
     def _plan_missing(self, plan: _Plan, record: Record, effect: Effect) -> None:
         count = self._before.missing.get(record.id, 0) + 1

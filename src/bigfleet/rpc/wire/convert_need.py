@@ -33,8 +33,8 @@ NEEDS_MAX = 20_000
 REQUIREMENTS_MAX = 64
 VALUES_MAX = 1_000
 
-#: Bytes of what is shared; what is larger is read each time. An ordinary row has 100 to 400, and caches that are counted
-#: in entries must not hold what one tenant makes as long as the bounds allow.
+#: Bytes of what is shared; what is larger is read each time. An ordinary row has 100 to 400. Caches count entries, and
+#: must not be filled with rows that are as long as the bounds allow.
 SHARED_BYTES_MAX = 4_096
 #: Requirements that are shared: they repeat from roll-up to roll-up and over the rows of one.
 _REQUIREMENTS_CACHED_MAX = 16_384

@@ -61,7 +61,8 @@ class RollUpAllowances:
             # Each pass over all of them is paid for by as many charges.
             self._clusters_max = max(_CLUSTERS_KEPT_MIN, 2 * len(self._paid_seconds))
         begin_seconds = max(now_seconds, self._paid_seconds.get(cluster, 0.0))
-        self._paid_seconds[cluster] = begin_seconds + max(rows, size_bytes // ROW_BYTES, ROWS_CHARGED_MIN) / ROWS_PER_SECOND_MAX
+        charged = max(rows, size_bytes // ROW_BYTES, ROWS_CHARGED_MIN)
+        self._paid_seconds[cluster] = begin_seconds + charged / ROWS_PER_SECOND_MAX
 
 
 class ReadingTurns:

@@ -65,6 +65,7 @@ def test_the_lease_is_in_the_namespace_of_the_context_unless_another_is_named(ku
         ({"cache_sync_timeout": "soon"}, "--cache-sync-timeout: 'soon' is not a duration"),
         ({"cache_sync_timeout": "0"}, "--cache-sync-timeout: '0' must be longer than zero"),
         ({"kubeconfig": Path("absent")}, "absent"),
+        ({"annotated_penalty_max": "-1"}, "--annotated-penalty-max: '-1' is negative"),
         ({"priority_class_defaults": Path("absent.yaml")}, "--priority-class-defaults: absent.yaml: cannot be read"),
     ],
 )

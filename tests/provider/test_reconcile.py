@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.provider.backend import PartialFacts, Slot
+from bigfleet.provider.backend import ExistingHost, PartialFacts, Slot
 from bigfleet.provider.backends.fake import FakeBackend, fake_slot
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.kinds import Kind
@@ -58,6 +58,37 @@ async def test_new_slots_and_hosts_appear() -> None:
     assert await state_of(core, "fake-2") is S.SPECULATIVE
     record = await core.get("fake-3")
     assert (record.state, record.machine.host) == (S.IDLE, ("fake", "found"))
+
+
+class ServingHosts(FakeBackend):
+    """Shows of each host in which cluster it serves."""
+
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.in_cluster: dict[str, str] = {}
+
+    async def inventory(self) -> Iterable[Slot]:
+        return [
+            replace(fact, in_cluster=self.in_cluster.get(fact.id, "")) if isinstance(fact, ExistingHost) else fact
+            for fact in await super().inventory()
+        ]
+
+
+async def test_a_host_that_serves_a_cluster_unknown_to_the_state_is_never_idle() -> None:
+    """After the restore of an older state: a machine that was idle then, a slot then, and one that was not there."""
+    backend = ServingHosts()
+    core = await started(make_core(backend, options=NO_WAY_OUT))
+    await bring_to(core, S.IDLE)
+    await bring_to(core, S.CONFIGURED, "fake-1", "red")
+    backend.slots = FakeBackend(8).slots
+    backend.hosts |= {"fake-2": "orphan", "fake-7": "new"}
+    backend.in_cluster = dict.fromkeys([SLOT, "fake-1", "fake-2", "fake-7"], "red")
+    await passes(3)
+    for machine_id in (SLOT, "fake-2", "fake-7"):
+        record = await core.get(machine_id)
+        assert (record.state, record.machine.cluster) == (S.FAILED, "red")
+        assert "the host serves cluster red" in record.machine.last_error
+    assert await state_of(core, "fake-1") is S.CONFIGURED
 
 
 async def test_known_machines_are_refreshed() -> None:

@@ -282,6 +282,7 @@ class Offer:
     fault: MalformedMessage | None = None
     has_digest: bool = True
     said_overheads: tuple[Overhead, ...] = ()
+    size_bytes: int = 0
 
     @property
     def rows(self) -> int:

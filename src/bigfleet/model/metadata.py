@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
+from typing import Final
 
 from bigfleet.model import labels
 from bigfleet.model.ids import Fingerprint
@@ -17,6 +18,25 @@ from bigfleet.model.machine import Machine
 _INT32 = range(-(2**31), 2**31)
 #: Stamps repeat: a fleet has some dozens of priorities and penalties, a List shows them for every machine.
 _STAMPS_SHARED_MAX = 4096
+#: A provider takes 64 KiB of metadata with a Configure (docs/spec/provider.md §3); the group has up to 1 KiB, and the
+#: other keys have some hundred bytes. A machine must not be blamed for what its row says.
+FINGERPRINT_BYTES_MAX: Final = 48 * 1024
+
+
+def fingerprint_fault(fingerprint: str) -> str:
+    """Return why no machine can store this fingerprint, "" for one that is short enough."""
+    size_bytes = len(fingerprint) if fingerprint.isascii() else len(fingerprint.encode())
+    if size_bytes <= FINGERPRINT_BYTES_MAX:
+        return ""
+    return f"requirements and spreads are {size_fault(size_bytes)}"
+
+
+def size_fault(size_bytes: int) -> str:
+    """Return what is wrong with requirements of that size."""
+    return (
+        f"too long: {size_bytes:,} bytes, at most {FINGERPRINT_BYTES_MAX:,} are allowed;"
+        " use fewer values, or a label that stands for them"
+    )
 
 
 def encode_metadata(machine: Machine) -> dict[str, str]:

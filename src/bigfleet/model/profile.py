@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
+from typing import Final
 
 from bigfleet.model.ids import Fingerprint
 
@@ -118,8 +119,20 @@ class Profile:
 _SEPARATORS = frozenset(":;,|=%")
 
 
-@lru_cache(maxsize=65536)
+#: Texts that are remembered are shorter: values of labels have at most 63 characters, and most keys as many.
+_REMEMBERED_CHARACTERS_MAX: Final = 128
+
+
 def _escape(text: str) -> str:
+    return _escaped_short(text) if len(text) <= _REMEMBERED_CHARACTERS_MAX else _escaped(text)
+
+
+@lru_cache(maxsize=65536)
+def _escaped_short(text: str) -> str:
+    return _escaped(text)
+
+
+def _escaped(text: str) -> str:
     if all(c not in _SEPARATORS and unicodedata.category(c) != "Cc" for c in text):
         return text
     return "".join(

@@ -12,6 +12,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import NamedTuple
 
+from bigfleet.model.metadata import fingerprint_fault
 from bigfleet.model.penalty import UNSPECIFIED, bucket_for_dollars
 from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
@@ -165,6 +166,9 @@ def map_request(request: CapacityRequest) -> MappedRequest:
         interruption_bucket=request.interruption_bucket,
         reclamation_bucket=request.reclamation_bucket,
     )
+    fault = fingerprint_fault(profile.fingerprint)
+    if fault:
+        raise UnmappableRequest(UnmappableReason.INVALID_REQUIREMENT, f"spec: {fault}")
     vector = parse_vector(request.resources)
     exclusion = request.exclusion
     if exclusion is None:

@@ -19,12 +19,12 @@ from bigfleet.model.profile import Profile
 from bigfleet.model.shapes import DemandShape, merged_upwards
 from bigfleet.model.vector import Vector, vector_key
 from bigfleet.operator.requests import CapacityRequest, MappedRequest, map_request
+from bigfleet.operator.rollup_size import RequestKind, RollUpSize
 
 #: A heap is rebuilt when it holds this many entries more than twice the distinct values that are alive.
 _STALE_SLACK = 64
 
 _RowId = tuple[str, str]
-_PodKind = tuple[tuple[tuple[str, int], ...], str, int]
 
 
 class _Multiset:
@@ -78,9 +78,9 @@ class _RowSum:
         #: Values of every request by dimension; a key here is a key of `sums`, and the other way round.
         self.units: dict[str, _Multiset] = {}
         #: Requests by what makes them one shape: vector, group that excludes itself, its limit.
-        self.pods: Counter[_PodKind] = Counter()
+        self.pods: Counter[RequestKind] = Counter()
         #: Those of them that wait although the row is called met.
-        self.waiting: Counter[_PodKind] = Counter()
+        self.waiting: Counter[RequestKind] = Counter()
         #: The row as last built; None after a change.
         self.need: Need | None = None
 
@@ -132,14 +132,18 @@ class _RowSum:
         return self.need
 
 
-def _shapes(pods: Counter[_PodKind]) -> tuple[DemandShape, ...]:
+def _shapes(pods: Counter[RequestKind]) -> tuple[DemandShape, ...]:
     return merged_upwards(
         DemandShape(dict(resources), count, limit) for (resources, _group, limit), count in pods.items()
     )
 
 
-def _kind_of(request: MappedRequest) -> _PodKind:
+def _kind_of(request: MappedRequest) -> RequestKind:
     return (vector_key(request.vector), request.exclusion, request.max_per_machine)
+
+
+def _namespace_of(request_id: str) -> str:
+    return request_id.partition("/")[0]
 
 
 class RollUpBuilder:
@@ -152,6 +156,8 @@ class RollUpBuilder:
         self._rows: dict[_RowId, _RowSum] = {}
         #: Requests whose pods wait although their row is called met.
         self._waiting: set[str] = set()
+        #: Of the requests that are counted, under their namespaces.
+        self.size = RollUpSize()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -175,12 +181,16 @@ class RollUpBuilder:
             return False
         if former is not None:
             self.remove(request_id)
-        self._requests[request_id] = mapped
         row_id = (mapped.profile.fingerprint, mapped.group)
         row = self._rows.get(row_id)
         if row is None:
             row = self._rows[row_id] = _RowSum(mapped.profile, mapped.group)
+        elif mapped.profile is not row.profile:
+            # Requirements may be long: equal ones are held once.
+            mapped = mapped._replace(profile=row.profile)
+        self._requests[request_id] = mapped
         row.add(mapped)
+        self.size.add(row_id, _namespace_of(request_id), mapped, _kind_of(mapped))
         return True
 
     def remove(self, request_id: str) -> bool:
@@ -192,6 +202,7 @@ class RollUpBuilder:
         row_id = (mapped.profile.fingerprint, mapped.group)
         row = self._rows[row_id]
         row.remove(mapped)
+        self.size.remove(row_id, _namespace_of(request_id), _kind_of(mapped))
         if row.count == 0:
             del self._rows[row_id]
         return True

@@ -90,11 +90,14 @@ class ExistingHost(Slot):
 
     host_ref: str
     node_name: str = ""
+    #: The cluster that the substrate says the host serves, "" if it says none or does not know. Such a host is never
+    #: IDLE, also if the record of its machine says so: the state may be older than the host.
+    in_cluster: str = ""
 
     @classmethod
-    def of(cls, slot: Slot, *, host_ref: str, node_name: str = "") -> "ExistingHost":
+    def of(cls, slot: Slot, *, host_ref: str, node_name: str = "", in_cluster: str = "") -> "ExistingHost":
         """Return the host that a slot has, with every fact as the slot declares it."""
-        return cls(**_facts_of(slot), host_ref=host_ref, node_name=node_name)
+        return cls(**_facts_of(slot), host_ref=host_ref, node_name=node_name, in_cluster=in_cluster)
 
     @property
     def slot(self) -> Slot:

@@ -7,6 +7,7 @@ from bigfleet.model.frames import Acknowledgement
 from bigfleet.model.ids import ClusterId
 from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.demand.demand import DemandView
+from bigfleet.operator.demand.entries import PodKey
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject
 from tests.operator.demand.objects import HandClock, HandView, request
 
@@ -20,7 +21,7 @@ class Domains:
     def __init__(self) -> None:
         self.values: tuple[str, ...] = ()
 
-    def domains(self, topology_key: str, pod_uids: Iterable[str]) -> tuple[str, ...]:
+    def domains(self, topology_key: str, pods: Iterable[PodKey]) -> tuple[str, ...]:
         return self.values
 
 

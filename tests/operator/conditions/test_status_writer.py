@@ -16,7 +16,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.operator.conditions.verdicts import RequestVerdicts
 from bigfleet.operator.conditions.writer import StatusWriter
 from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.entries import ObjectKey, PodKey
 from bigfleet.operator.demand.waiting import PodWait, WaitingPod
 from bigfleet.operator.kubernetes.api import ApiError
 from bigfleet.operator.kubernetes.events import EventSeverity
@@ -65,10 +65,11 @@ class Written:
 
 class Pods:
     def __init__(self) -> None:
+        #: By uid; the pods of these tests have one namespace.
         self.waits: dict[str, WaitingPod] = {}
 
-    def get(self, pod_uid: str) -> WaitingPod | None:
-        return self.waits.get(pod_uid)
+    def get(self, pod: PodKey) -> WaitingPod | None:
+        return self.waits.get(pod[1])
 
 
 class Cluster:

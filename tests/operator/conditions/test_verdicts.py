@@ -14,7 +14,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.operator.conditions.verdicts import DesiredStatus, RequestVerdicts, Urgency
 from bigfleet.operator.conditions.wording import ConditionValue
 from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import ObjectKey
+from bigfleet.operator.demand.entries import ObjectKey, PodKey
 from bigfleet.operator.demand.waiting import PodWait, WaitingPod
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject
 from tests.operator.demand.objects import HandClock, HandView, need_status, request
@@ -24,10 +24,11 @@ VERDICTS = frozenset({frames.CAPABILITY_NEED_STATUS})
 
 class Pods:
     def __init__(self) -> None:
+        #: By uid; the pods of these tests have one namespace.
         self.waits: dict[str, WaitingPod] = {}
 
-    def get(self, pod_uid: str) -> WaitingPod | None:
-        return self.waits.get(pod_uid)
+    def get(self, pod: PodKey) -> WaitingPod | None:
+        return self.waits.get(pod[1])
 
 
 class Cluster:

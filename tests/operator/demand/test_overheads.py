@@ -228,6 +228,19 @@ def test_a_daemon_set_that_names_too_many_resources_displaces_no_resource_of_ano
     assert (entry["count"], entry["daemon_sets"]) == (11, ["kube-system/sprawling"])
 
 
+def test_overheads_with_long_requirements_stay_small_and_count_on_more_machines() -> None:
+    """A shard ends the session for a roll-up that is too large, and with it the demand of all tenants."""
+    long = [("pool", "In", ["a"]), ("host", "NotIn", [f"{number:0250}" for number in range(900)])]
+    overheads = view_of(
+        *(daemon_set(f"d{number}", nodeSelector={"n": str(number)}, affinity=affinity(long)) for number in range(60))
+    ).overheads()
+    rollup = RollUp(cluster_id=ClusterId("c"), timestamp_unix_nanos=1, needs=(), overheads=overheads)
+
+    assert len(overheads) == 60
+    assert {requirement.key for each in overheads for requirement in each.requirements} == {"n", "pool"}
+    assert len(rollup_to_wire(rollup).SerializeToString()) < 100_000
+
+
 _DAEMON_SETS = st.lists(
     st.tuples(
         st.sets(st.integers(0, 99), max_size=45),

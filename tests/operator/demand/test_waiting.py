@@ -75,7 +75,7 @@ class Cluster:
         return sorted(name for _namespace, name in self.waiting.waiting_requests())
 
     def wait_of(self, uid: str) -> PodWait | None:
-        known = self.waiting.get(uid)
+        known = self.waiting.get(("ns", uid))
         return known.wait if known is not None else None
 
 
@@ -248,6 +248,25 @@ def test_a_request_cannot_speak_for_a_pod_of_another_namespace() -> None:
     cluster.pass_time(600)
 
     assert cluster.asked() == []
+
+
+def test_a_request_of_another_namespace_changes_nothing_for_a_pod_that_has_one() -> None:
+    """The label of any request may hold the uid of any pod."""
+    cluster = Cluster()
+    cluster.add(pod("a"))
+    evil = cluster.requests.put(request("cr", namespace="evil", pod_uid="pod-a"))
+    cluster.pass_time(70)
+    entry = cluster.demand.get(("evil", "cr"))
+    assert entry is not None
+
+    assert cluster.asked() == ["cr-a"]
+    assert cluster.waiting.get(entry.pod) is None
+    assert set(cluster.heard.keys) == {("ns", "cr-a")}
+
+    cluster.requests.remove(evil)
+    assert cluster.asked() == ["cr-a"]
+    cluster.pods.put(pod("a", message="0/3 nodes are available: 3 Insufficient memory."))
+    assert cluster.heard.keys[-1] == ("ns", "cr-a")
 
 
 def test_nobody_begins_to_be_asked_for_while_the_pods_may_be_out_of_date() -> None:

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from bigfleet.operator.kubernetes.objects import PodObject
+from bigfleet.operator.kubernetes.resources import INTERRUPTION_PENALTY_ANNOTATION
 from bigfleet.operator.pods.defaults import (
     FILE_BYTES_MAX,
     ClassPenalties,
@@ -11,6 +14,8 @@ from bigfleet.operator.pods.defaults import (
     PenaltyDefaultsFault,
     read_penalty_defaults,
 )
+from bigfleet.operator.pods.findings import InexpressibleReason
+from bigfleet.operator.pods.mapping import map_pod
 
 
 def read(directory: Path, text: str) -> PenaltyDefaults:
@@ -95,3 +100,26 @@ def test_a_file_that_is_far_too_large_is_refused(tmp_path: Path) -> None:
 def test_an_alias_that_contains_itself_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PenaltyDefaultsFault):
         read(tmp_path, "high: &x\n  interruptionPenalty: *x\n")
+
+
+def annotated_pod(penalty: str) -> PodObject:
+    metadata = {"name": "p", "namespace": "ns", "uid": "u", "annotations": {INTERRUPTION_PENALTY_ANNOTATION: penalty}}
+    spec = {"containers": [{"name": "c"}], "priorityClassName": "high"}
+    return msgspec.convert({"metadata": metadata, "spec": spec}, PodObject)
+
+
+@pytest.mark.parametrize(
+    ("maximum", "stated", "penalty", "is_cut"),
+    [(None, "9e6", "9e6", False), ("10", "9e6", "10", True), ("10", "10", "10", False), ("0", "1m", "0", True)],
+)
+def test_an_annotation_states_no_more_than_the_maximum(
+    maximum: str | None, stated: str, penalty: str, is_cut: bool
+) -> None:
+    """Any creator of pods can set it, and a machine with a penalty above $8,388,608 is never preempted."""
+    defaults = PenaltyDefaults({"high": ClassPenalties(reclamation_penalty="5000")}, annotated_max=maximum)
+    mapping = map_pod(annotated_pod(stated), defaults=defaults)
+
+    assert mapping.spec is not None
+    assert mapping.spec["interruptionPenalty"] == penalty
+    assert mapping.spec["reclamationPenalty"] == "5000"
+    assert [finding.reason for finding in mapping.findings] == [InexpressibleReason.INVALID_PENALTY] * is_cut

@@ -1,13 +1,17 @@
 """Whom a shard leaves alone for a while, and when that ends (docs/spec/shard.md §9.2, §9.6)."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.metadata import FINGERPRINT_BYTES_MAX
+from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import MachineState
 from bigfleet.shard.actuation.backoff import DemandBackoff, MachineBackoff
+from bigfleet.shard.outcomes import ActionRecord
 from tests.shard.world import need
 
 S = MachineState
@@ -148,6 +152,34 @@ def test_refusals_of_one_round_count_once(clock: HandClock) -> None:
     clock.now_seconds = 30
 
     assert not demand_backoff.is_backed_off(bootstrap())
+
+
+@pytest.mark.parametrize("kind", [ActionKind.BOOTSTRAP, ActionKind.PROVISION])
+def test_a_row_that_no_machine_can_store_is_left_out_until_it_leaves_the_demand(
+    clock: HandClock, kind: ActionKind
+) -> None:
+    """Neither time nor a new session makes it shorter."""
+    demand_backoff = DemandBackoff(clock)
+    action = bootstrap(kind=kind)
+    profile = action.profile
+    assert profile is not None
+    room = FINGERPRINT_BYTES_MAX - len(profile.fingerprint) - len("x:2:;")
+    values = ("v" * room, "v" * (room + 1))
+    longest, too_long = (
+        replace(action, profile=replace(profile, requirements=(*profile.requirements, requirement)))
+        for requirement in (Requirement("x", Operator.NOT_IN, (value,)) for value in values)
+    )
+    records = [
+        ActionRecord(action_id="a", action=each, decided_cycle=1, decided_unix_nanos=1) for each in (longest, too_long)
+    ]
+    assert [demand_backoff.refuse_oversized(record) for record in records] == [False, True]
+    assert "at most 49,152 are allowed" in records[1].message
+    clock.now_seconds = 1e9
+    demand_backoff.session_opened("c1")
+    assert [demand_backoff.is_backed_off(each) for each in (longest, too_long)] == [False, True]
+
+    demand_backoff.keep_only(lambda _key: False)
+    assert not demand_backoff.is_backed_off(too_long)
 
 
 @pytest.mark.rule("shard 8/5")

@@ -5,17 +5,29 @@ docs/spec/shard.md §9.2 to §9.4 and the table of §9.6; answers to Configure a
 
 import asyncio
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from bigfleet.model.frames import BootstrapRequest
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
+from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.actuation.executors import DISAGREEMENT_CAUSE, FENCED_CAUSE
 from bigfleet.shard.outcomes import ActionOutcome
-from bigfleet.shard.ports import FenceToken, ListedMachine, RefusalKind, ShardSettings, TransitionAck
+from bigfleet.shard.ports import (
+    FenceToken,
+    ListedMachine,
+    ProviderRefusal,
+    RefusalKind,
+    ShardSettings,
+    TransitionAck,
+)
 from tests.shard.world import ScriptedProvider, World, machine, need
 
 pytestmark = pytest.mark.virtual_time
@@ -259,3 +271,45 @@ async def test_a_machine_gets_a_slot_only_when_one_is_free() -> None:
     await asyncio.gather(workers, return_exceptions=True)
 
     assert (max(most), [outcome for *_rest, outcome in world.outcomes()]) == (3, ["success"] * 6)
+
+
+class Storing(ScriptedProvider):
+    """Takes 64 KiB of metadata, as docs/spec/provider.md §3 says."""
+
+    async def configure(
+        self, machine_id: MachineId, cluster: ClusterId, blob: bytes, metadata: Mapping[str, str], token: FenceToken
+    ) -> TransitionAck:
+        """Reject a call with more metadata."""
+        if sum(len(key) + len(value) for key, value in metadata.items()) > 64 * 1024:
+            raise ProviderRefusal(RefusalKind.REFUSED, "INVALID_ARGUMENT: shard_metadata has more than 64 KiB")
+        return await ScriptedProvider.configure(self, machine_id, cluster, blob, metadata, token)
+
+
+async def test_a_row_that_no_machine_can_store_is_refused_and_no_machine_is_held() -> None:
+    """A Configure with its fingerprint would be rejected for one machine after the other, and each would be set aside
+    for all clusters: the row is refused instead, before its operator is asked and before the provider is called.
+    """
+    provider = Storing()
+    provider.add(*(machine(f"m{number}", S.IDLE) for number in range(5)))
+    provider.add(machine("s1", S.SPECULATIVE, capacity_type=CapacityType.ON_DEMAND))
+    world = World(provider)
+    red, blue = world.connect("red"), world.connect("blue")
+    hosts = Requirement("example.com/host", Operator.NOT_IN, tuple(f"{number:0100}" for number in range(1_000)))
+    row = need("red", "4")
+    red.report(replace(row, profile=replace(row.profile, requirements=(*row.profile.requirements, hosts))))
+    blue.report()
+    for _ in range(10):
+        await world.cycle()
+        await asyncio.sleep(10)
+
+    (outcome,) = world.outcomes()
+    assert (outcome[0], outcome[2]) == ("Bootstrap", "blob_error")
+    assert provider.calls == []
+    assert not any(isinstance(frame, BootstrapRequest) for frame in red.frames)
+    assert "are too long" in next(iter(world.shard.demand_backoff.texts().values()))
+
+    blue.report(need("blue", "4"))
+    await world.cycle()
+    assert [made[0] for made in provider.calls] == ["configure"]
+    assert len(world.shard.machine_backoff) == 0
+    assert sorted(world.state(f"m{number}").name for number in range(5)) == ["CONFIGURING", *["IDLE"] * 4]

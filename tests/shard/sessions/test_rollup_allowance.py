@@ -201,6 +201,29 @@ async def test_large_roll_ups_are_read_one_at_a_time_with_pauses() -> None:
     await asyncio.gather(*lanes)
 
 
+async def test_a_roll_up_of_few_rows_and_many_bytes_is_read_off_the_loop_and_charged_for_its_bytes() -> None:
+    """Ten rows may have a million values, each of which takes a microsecond or two to be read."""
+    compute = TimedCompute()
+    world = World(compute=compute)
+    operator = world.connect("c1", CAPABILITY_NEED_STATUS)
+    lane = asyncio.create_task(world.shard.serve_rollups(operator.session))
+    size_bytes = 400 * (OWED + 60 * PER_SECOND)
+    world.shard.sessions.receive_rollup(operator.session, Offer("c1", rows("c1", 10), 1, size_bytes=size_bytes))
+    await asyncio.sleep(5)
+    assert stamps(operator) == [1]
+    assert len(compute.seconds) >= 2
+
+    world.shard.sessions.receive_rollup(operator.session, Offer("c1", rows("c1", 11), 2))
+    await asyncio.sleep(50)
+    assert stamps(operator) == [1]
+    assert len(acks(operator, ECHO_ROLLUP_DEFERRED)) == 1
+
+    await asyncio.sleep(10)
+    assert stamps(operator) == [1, 2]
+    world.shard.stop_sessions()
+    await lane
+
+
 @pytest.mark.rule("shard 4.4/3")
 async def test_who_had_fewer_rows_read_goes_first() -> None:
     """A cluster that was given much lately comes after those that were not, whenever it came."""

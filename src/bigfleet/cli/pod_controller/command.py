@@ -5,7 +5,7 @@ after a clean stop. `bigfleet.cli.pod_controller.process` builds and runs the pr
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,9 @@ _Defaults = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Penalties by PriorityClass, for pods without annotations (YAML)."),
 ]
+_AnnotatedPenaltyMax = Annotated[
+    str | None, typer.Option(metavar="DOLLARS", help="Maximum penalty that an annotation of a pod can set.")
+]
 _UnmanagedAfter = Annotated[
     str, typer.Option(metavar="DURATION", help="Age after which a Node that is not tied to a machine is unmanaged.")
 ]
@@ -50,7 +53,7 @@ class PodControllerCommand(SwitchCommand):
     sections: ClassVar[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         {
             "API server": ("--kubeconfig", "--qps", "--burst", "--cache-sync-timeout"),
-            "Requests": ("--priority-class-defaults", "--unmanaged-after", "--workers"),
+            "Requests": ("--priority-class-defaults", "--annotated-penalty-max", "--unmanaged-after", "--workers"),
             "Process": ("--namespace", "--lease-name", "--metrics-addr", "--log-level"),
         }
     )
@@ -65,6 +68,7 @@ class PodControllerFlags:
     burst: Burst = 400
     cache_sync_timeout: _CacheSync = "10m"
     priority_class_defaults: _Defaults = None
+    annotated_penalty_max: _AnnotatedPenaltyMax = None
     unmanaged_after: _UnmanagedAfter = "10m"
     workers: _Workers = 16
     namespace: LeaseNamespace = ""
@@ -99,12 +103,22 @@ class PodControllerFlags:
         )
 
     def _defaults(self) -> "PenaltyDefaults":
-        from bigfleet.operator.pods.defaults import PenaltyDefaults, PenaltyDefaultsFault, read_penalty_defaults
+        from bigfleet.model.quantity import QuantityError
+        from bigfleet.operator.pods.defaults import (
+            PenaltyDefaults,
+            PenaltyDefaultsFault,
+            penalty_text,
+            read_penalty_defaults,
+        )
 
-        if self.priority_class_defaults is None:
-            return PenaltyDefaults()
         try:
-            return read_penalty_defaults(self.priority_class_defaults)
+            bound = None if self.annotated_penalty_max is None else penalty_text(self.annotated_penalty_max)
+        except QuantityError as fault:
+            raise UsageFault(f"--annotated-penalty-max: {fault}") from fault
+        if self.priority_class_defaults is None:
+            return PenaltyDefaults(annotated_max=bound)
+        try:
+            return replace(read_penalty_defaults(self.priority_class_defaults), annotated_max=bound)
         except PenaltyDefaultsFault as fault:
             raise UsageFault(f"--priority-class-defaults: {fault}") from fault
 

@@ -16,7 +16,7 @@ from bigfleet.operator.conditions import wording
 from bigfleet.operator.conditions.acknowledgement import FirstReports, SentRollUps
 from bigfleet.operator.conditions.wording import ConditionValue, RowVerdict
 from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RowId
+from bigfleet.operator.demand.entries import ObjectKey, PodKey, RequestEntry, RowId
 from bigfleet.operator.demand.scheduling_messages import reasons_of
 from bigfleet.operator.demand.too_large import exceeds
 from bigfleet.operator.demand.waiting import PodWait, WaitingPod
@@ -52,8 +52,8 @@ class DesiredStatus(NamedTuple):
 class UnschedulablePodSource(Protocol):
     """Provides what is known of an unschedulable pod."""
 
-    def get(self, pod_uid: str) -> WaitingPod | None:
-        """Return an unschedulable pod by its uid; None for any other pod."""
+    def get(self, pod: PodKey) -> WaitingPod | None:
+        """Return an unschedulable pod by its namespace and uid; None for any other pod."""
         ...
 
 
@@ -280,7 +280,7 @@ class RequestVerdicts:
             return verdict, False
         if self._pods is None or not entry.pod_uid:
             return verdict, False
-        pod = self._pods.get(entry.pod_uid)
+        pod = self._pods.get(entry.pod)
         if pod is None:
             # It runs, or the scheduler has not tried it yet. Without this all requests of a row are written twice for
             # each machine that comes for one of them.

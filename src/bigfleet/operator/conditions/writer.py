@@ -274,7 +274,7 @@ class StatusWriter:
         if all(each.reason != bad.reason for each in stored.status.conditions or ()):
             del self._pod_events[entry.key]
             return
-        pod = self._pods.get(entry.pod_uid)
+        pod = self._pods.get(entry.pod)
         if pod is None:
             return
         del self._pod_events[entry.key]

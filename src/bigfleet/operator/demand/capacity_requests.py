@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Final, NoReturn
 
 from bigfleet.model.ids import control_character_in
+from bigfleet.model.metadata import FINGERPRINT_BYTES_MAX, size_fault
 from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
 from bigfleet.operator.kubernetes.objects import (
     CapacityCoLocation,
@@ -40,6 +41,9 @@ VALUES_MAX: Final = 1_000
 SPREADS_MAX: Final = 8
 STRING_BYTES_MAX: Final = 1_024
 _INT32_MAX: Final = 2**31 - 1
+#: Requirements that are shared, and the characters of a shared one: larger ones are rare, and would be held for long.
+_INTERNED_MAX: Final = 16_384
+_INTERNED_CHARACTERS_MAX: Final = 2_048
 
 _OPERATORS: Final[Mapping[str, Operator]] = {
     operator.label: operator for operator in (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
@@ -122,6 +126,10 @@ def _requirements(spec: CapacityRequestSpec) -> tuple[Requirement, ...]:
     given = spec.requirements or ()
     # A co-location appends one requirement of its own.
     _check_count("requirements", len(given), REQUIREMENTS_MAX - (spec.co_location is not None))
+    # Less than their text in the end: what is far too long is not read value by value.
+    size = sum(len(each.key) + sum(map(len, each.values or ())) for each in given)
+    if size > FINGERPRINT_BYTES_MAX:
+        _refuse("requirements", f"is {size_fault(size)}")
     return tuple(_requirement(f"requirements[{place}]", each) for place, each in enumerate(given))
 
 
@@ -138,10 +146,12 @@ def _requirement(field: str, given: LabelSelectorRequirement) -> Requirement:
         _refuse(f"{field}.values", f"operator {given.operator} needs values")
     if operator in (Operator.EXISTS, Operator.DOES_NOT_EXIST) and values:
         _refuse(f"{field}.values", f"operator {given.operator} takes no values")
+    if len(given.key) + sum(map(len, values)) + len(values) > _INTERNED_CHARACTERS_MAX:
+        return Requirement(given.key, operator, tuple(values))
     return _interned(given.key, operator, tuple(values))
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=_INTERNED_MAX)
 def _interned(key: str, operator: Operator, values: tuple[str, ...]) -> Requirement:
     """Return one object for equal requirements: a cluster has thousands of each."""
     return Requirement(key, operator, values)

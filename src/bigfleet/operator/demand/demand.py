@@ -26,7 +26,7 @@ from bigfleet.operator.demand.capacity_requests import (
     request_id,
     request_of_spec,
 )
-from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RequestFault, RequestRow, RowId
+from bigfleet.operator.demand.entries import ObjectKey, PodKey, RequestEntry, RequestFault, RequestRow, RowId
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, CapacityRequestSpec
 from bigfleet.operator.kubernetes.views import ObjectView
 from bigfleet.operator.requests import CapacityRequest, MappedRequest, UnmappableReason, UnmappableRequest, map_request
@@ -41,9 +41,9 @@ RECOUNT_SECONDS: Final = 600.0
 _RECOUNT_LOOK_SECONDS: Final = 1.0
 #: Requests that are recounted before other tasks run: some milliseconds.
 _RECOUNT_SLICE: Final = 250
-#: The shard takes no more (docs/spec/wire.md §2); more are sent all the same, and its answer decides.
-ROWS_MAX: Final = 20_000
 _MAPPINGS_MAX: Final = 16_384
+#: Bytes of a spec whose mapping is remembered; an ordinary one has some hundred. Each change of a spec is another one.
+_MAPPED_BYTES_MAX: Final = 4_096
 
 
 class DemandListener(Protocol):
@@ -65,8 +65,8 @@ class DemandListener(Protocol):
 class DomainSource(Protocol):
     """Says where the pods of a gang run already; see `bigfleet.operator.demand.gang_domains`."""
 
-    def domains(self, topology_key: str, pod_uids: Iterable[str]) -> tuple[str, ...]:
-        """Return the values of a node label where some of these pods run, in order."""
+    def domains(self, topology_key: str, pods: Iterable[PodKey]) -> tuple[str, ...]:
+        """Return the values of a node label where some of these pods, by namespace and uid, run, in order."""
         ...
 
 
@@ -91,8 +91,8 @@ class _Gang(NamedTuple):
     members: dict[ObjectKey, None]
 
 
-class _CrowdedRow(UnmappableRequest):
-    """A request that does not fit into a row with the others that share it."""
+class _Crowded(UnmappableRequest):
+    """A request that does not fit into its row, or into the roll-up, with the others that are there."""
 
 
 class _RequestMapper:
@@ -104,14 +104,29 @@ class _RequestMapper:
 
     def map(self, spec: CapacityRequestSpec, namespace: str, domains: tuple[str, ...] = ()) -> MappedRequest:
         """Return the mapped request, that of a gang in these domains if there are any. Raises UnmappableRequest."""
-        key = (namespace, domains, self._encoder.encode(spec))
+        encoded = self._encoder.encode(spec)
+        if len(encoded) + sum(map(len, domains)) > _MAPPED_BYTES_MAX:
+            return _mapped_in(spec, namespace, domains)
+        key = (namespace, domains, encoded)
         mapped = self._mapped.get(key)
         if mapped is None:
-            mapped = map_request(_in_domains(request_of_spec(spec, namespace, ""), domains))
+            mapped = _mapped_in(spec, namespace, domains)
             if len(self._mapped) >= _MAPPINGS_MAX:
                 self._mapped.clear()
             self._mapped[key] = mapped
         return mapped
+
+
+def _mapped_in(spec: CapacityRequestSpec, namespace: str, domains: tuple[str, ...]) -> MappedRequest:
+    request = request_of_spec(spec, namespace, "")
+    bound = _in_domains(request, domains)
+    if bound is request:
+        return map_request(request)
+    try:
+        return map_request(bound)
+    except UnmappableRequest:
+        # With the domains its requirements may be too long: then it is asked for in any.
+        return map_request(request)
 
 
 def _in_domains(request: CapacityRequest, domains: tuple[str, ...]) -> CapacityRequest:
@@ -173,7 +188,8 @@ class DemandView:
         #: The requests of each gang, by group; and where it was found to run when it was counted.
         self._gangs: dict[str, _Gang] = {}
         self._pins: dict[str, tuple[str, ...]] = {}
-        self._by_pod: dict[str, RequestEntry] = {}
+        #: By namespace and uid: a label speaks for pods of its own namespace only.
+        self._by_pod: dict[PodKey, RequestEntry] = {}
         #: Counted requests whose generation no roll-up has contained yet.
         self._unreported: dict[ObjectKey, RequestEntry] = {}
         #: Requests that are counted among the waiting shapes.
@@ -183,6 +199,7 @@ class DemandView:
         self._recounted_seconds: float | None = None
         #: Requests that have changed since the recount that is under way began; None without one.
         self._changed_meanwhile: set[ObjectKey] | None = None
+        #: The log says since the last recount that requests are left out.
         self._is_alarmed = False
         self.invalid_count = 0
         self.recounts_total = 0
@@ -215,9 +232,9 @@ class DemandView:
         """Return what a counted request asks for, milli-units; None for one that is not counted."""
         return self._builder.vector(request_id(*key))
 
-    def entry_of_pod(self, pod_uid: str) -> RequestEntry | None:
-        """Return the entry of the request that stands for a pod."""
-        return self._by_pod.get(pod_uid)
+    def entry_of_pod(self, pod: PodKey) -> RequestEntry | None:
+        """Return the entry of the request that stands for a pod, by namespace and uid."""
+        return self._by_pod.get(pod)
 
     # ---- changes of objects -------------------------------------------------------------------------------------
 
@@ -260,7 +277,7 @@ class DemandView:
             self.invalid_count -= known.fault is not None
         self._entries[entry.key] = entry
         if entry.pod_uid:
-            self._by_pod[entry.pod_uid] = entry
+            self._by_pod[entry.pod] = entry
         return entry
 
     def _forget(self, entry: RequestEntry) -> None:
@@ -282,11 +299,11 @@ class DemandView:
             self._drop_pod(entry)
             entry.pod_uid = pod_uid
             if pod_uid:
-                self._by_pod[pod_uid] = entry
+                self._by_pod[entry.pod] = entry
 
     def _drop_pod(self, entry: RequestEntry) -> None:
-        if self._by_pod.get(entry.pod_uid) is entry:
-            del self._by_pod[entry.pod_uid]
+        if self._by_pod.get(entry.pod) is entry:
+            del self._by_pod[entry.pod]
 
     def _leave_row(self, entry: RequestEntry) -> None:
         row, entry.row = entry.row, None
@@ -303,21 +320,24 @@ class DemandView:
     def _count(self, entry: RequestEntry, stored: CapacityRequestObject) -> bool:
         """Count an entry, or note why it cannot be; say whether demand has changed."""
         id = request_id(*entry.key)
+        was_counted = self._builder.vector(id) is not None
         try:
             mapped = self._map(stored.spec, entry.key[0])
             self._check_names(mapped)
+            has_changed = self._put(id, entry.key[0], mapped)
         except UnmappableRequest as error:
-            is_crowded = isinstance(error, _CrowdedRow)
+            is_crowded = isinstance(error, _Crowded)
             entry.fault = RequestFault(error.reason, str(error), is_crowded=is_crowded)
             self.invalid_count += 1
             log.info("operator.request_left_out", request=id, error=str(error))
-            return self._builder.remove(id)
+            self._builder.remove(id)
+            return was_counted
         self._join_row(entry, (mapped.profile.fingerprint, mapped.group))
         if stored.spec.co_location is not None:
             gang = self._gangs.setdefault(mapped.group, _Gang(stored.spec.co_location.topology_key, {}))
             gang.members[entry.key] = None
         self._unreported[entry.key] = entry
-        return self._builder.put_mapped(id, mapped)
+        return has_changed
 
     def _map(self, spec: CapacityRequestSpec, namespace: str) -> MappedRequest:
         mapped = self._mapper.map(spec, namespace)
@@ -328,11 +348,39 @@ class DemandView:
         """Raise UnmappableRequest if the request's row would name more resources than the shard takes of one row."""
         names = self._builder.resource_names((mapped.profile.fingerprint, mapped.group))
         if len(names) + len(mapped.vector) > RESOURCES_MAX and len(names | mapped.vector.keys()) > RESOURCES_MAX:
-            raise _CrowdedRow(
+            raise _Crowded(
                 UnmappableReason.INVALID_QUANTITY,
                 f"spec.resources: with this request its need would name {len(names | mapped.vector.keys())} resources,"
                 f" at most {RESOURCES_MAX} are allowed; give the request a requirement or priority of its own",
             )
+
+    def _put(self, id: str, namespace: str, mapped: MappedRequest) -> bool:
+        """Count a request; say whether demand has changed. Raises UnmappableRequest if the roll-up would be too large.
+
+        The shard refuses a roll-up with too many rows, and ends the session for one with too many bytes.
+        """
+        if not self._builder.put_mapped(id, mapped):
+            return False
+        size = self._builder.size
+        fault = size.fault(namespace)
+        if not fault:
+            return True
+        if not self._is_alarmed:
+            self._is_alarmed = True
+            log.error(
+                "rollup.full",
+                cluster=self.cluster,
+                namespace=namespace,
+                rows=size.rows,
+                size_bytes=size.size_bytes,
+                error=fault,
+                advice="requests are left out: use fewer distinct requirements, priorities, penalties and requests, or"
+                " limit capacityrequests.bigfleet.lucy.sh by a ResourceQuota in the namespace",
+            )
+        raise _Crowded(
+            UnmappableReason.INVALID_REQUIREMENT,
+            f"spec: with this request {fault}; give it the requirements and the priority of others, or ask for less",
+        )
 
     def _join_row(self, entry: RequestEntry, row_id: RowId) -> None:
         row = self._rows.get(row_id)
@@ -365,7 +413,7 @@ class DemandView:
         self._mark_waiting(waiting())
         self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
         needs = self._builder.rows()
-        self._alarm(len(needs))
+        self.last_rows = len(needs)
         reported, self._unreported = list(self._unreported.values()), {}
         for entry in reported:
             entry.first_stamp_nanos = self._stamp_nanos
@@ -385,7 +433,7 @@ class DemandView:
         self._pins = {group: pin for group, pin in self._pins.items() if group in self._gangs}
         for group, gang in list(self._gangs.items()):
             members = [self._entries[key] for key in gang.members]
-            domains = self._domains.domains(gang.topology_key, [entry.pod_uid for entry in members])
+            domains = self._domains.domains(gang.topology_key, [entry.pod for entry in members])
             if domains == self._pins.get(group, ()):
                 continue
             self._pins[group] = domains
@@ -406,18 +454,6 @@ class DemandView:
             # Also those that are marked: a request that changed was counted anew, without the mark.
             self._builder.set_waiting(request_id(*key), True)
         self._marked = asked
-
-    def _alarm(self, rows: int) -> None:
-        self.last_rows = rows
-        if rows > ROWS_MAX and not self._is_alarmed:
-            log.error(
-                "rollup.too_many_rows",
-                cluster=self.cluster,
-                rows=rows,
-                rows_max=ROWS_MAX,
-                advice="the shard may refuse the roll-up: use fewer distinct requirements, priorities and penalties",
-            )
-        self._is_alarmed = rows > ROWS_MAX
 
     # ---- recounts -----------------------------------------------------------------------------------------------
 
@@ -503,6 +539,7 @@ class DemandView:
 
     def _try_crowded(self) -> None:
         """Count what could not be counted beside its neighbours, and can be now that they have changed."""
+        self._is_alarmed = False
         for entry in [each for each in self._entries.values() if each.fault is not None and each.fault.is_crowded]:
             stored = self._requests.get(entry.key[1], entry.key[0])
             if stored is not None and not self._is_unknown(stored):

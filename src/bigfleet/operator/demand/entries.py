@@ -14,6 +14,8 @@ from bigfleet.operator.requests import UnmappableReason
 ObjectKey = tuple[str, str]
 #: (fingerprint, group).
 RowId = tuple[str, str]
+#: (namespace, uid) of a pod. A request must not speak for the pods of another namespace.
+PodKey = tuple[str, str]
 
 
 class RequestFault(NamedTuple):
@@ -21,7 +23,7 @@ class RequestFault(NamedTuple):
 
     reason: UnmappableReason
     message: str
-    #: It could be counted if others in its row were not.
+    #: It could be counted if others were not.
     is_crowded: bool = False
 
 
@@ -75,6 +77,16 @@ class RequestEntry:
         self.first_stamp_nanos = 0
         #: The shard has put a roll-up into force that contained this generation.
         self.is_acknowledged = False
+
+    @property
+    def pod(self) -> PodKey:
+        """The pod that it stands for, if it has a `pod_uid`: one of its own namespace."""
+        return (self.key[0], self.pod_uid)
+
+
+def pod_key(metadata: ObjectMeta) -> PodKey:
+    """Return the key of a pod by its metadata."""
+    return (metadata.namespace, metadata.uid)
 
 
 def owner_pod(metadata: ObjectMeta) -> OwnerPod | None:

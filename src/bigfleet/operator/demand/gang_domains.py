@@ -10,6 +10,7 @@ Without it, the remaining requests of a gang that ends would accept any domain, 
 from collections.abc import Iterable
 from typing import Final
 
+from bigfleet.operator.demand.entries import PodKey, pod_key
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.views import ObjectView
 
@@ -22,39 +23,39 @@ class GangDomains:
 
     def __init__(self, nodes: ObjectView[NodeObject]) -> None:
         self._nodes = nodes
-        #: Node name by pod UID, "" while unbound: all and only the pods with required pod affinity that neither end nor
+        #: Node name by pod, "" while unbound: all and only the pods with required pod affinity that neither end nor
         #: have ended.
-        self._node_of: dict[str, str] = {}
-        #: Node name by pod UID: those that end or have ended, the latest last.
-        self._ended_on: dict[str, str] = {}
+        self._node_of: dict[PodKey, str] = {}
+        #: Node name by pod: those that end or have ended, the latest last.
+        self._ended_on: dict[PodKey, str] = {}
 
     def put(self, stored: PodObject, former: PodObject | None) -> None:
         """Follow one pod."""
         if stored.is_terminating or stored.is_finished:
-            self._end(stored.metadata.uid)
+            self._end(pod_key(stored.metadata))
         elif _is_gang_pod(stored):
-            self._node_of[stored.metadata.uid] = stored.spec.node_name
+            self._node_of[pod_key(stored.metadata)] = stored.spec.node_name
 
     def remove(self, former: PodObject) -> None:
         """Take note that a pod is gone."""
-        self._end(former.metadata.uid)
+        self._end(pod_key(former.metadata))
 
-    def domains(self, topology_key: str, pod_uids: Iterable[str]) -> tuple[str, ...]:
+    def domains(self, topology_key: str, pods: Iterable[PodKey]) -> tuple[str, ...]:
         """Return the values of a node label where some of these pods run, in order; none while no pod is bound.
 
         If none of them lives, return those where they ran.
         """
-        uids = set(pod_uids)
-        living = uids & self._node_of.keys()
-        names = {self._node_of[uid] for uid in living} if living else {self._ended_on.get(uid, "") for uid in uids}
+        keys = set(pods)
+        living = keys & self._node_of.keys()
+        names = {self._node_of[key] for key in living} if living else {self._ended_on.get(key, "") for key in keys}
         nodes = (self._nodes.get(name, "") for name in names - {""})
         values = {(node.metadata.labels or {}).get(topology_key, "") for node in nodes if node is not None}
         return tuple(sorted(values - {""}))
 
-    def _end(self, uid: str) -> None:
-        name = self._node_of.pop(uid, "")
+    def _end(self, key: PodKey) -> None:
+        name = self._node_of.pop(key, "")
         if name:
-            self._ended_on[uid] = name
+            self._ended_on[key] = name
             while len(self._ended_on) > _ENDED_MAX:
                 del self._ended_on[next(iter(self._ended_on))]
 

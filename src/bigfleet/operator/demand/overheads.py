@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 _OPERATORS: Final[Mapping[str, Operator]] = {
     operator.label: operator for operator in (Operator.IN, Operator.NOT_IN, Operator.EXISTS, Operator.DOES_NOT_EXIST)
 }
+#: Characters of the requirements of an overhead: a roll-up has 64 of them, and a shard bounds its bytes.
+_REQUIREMENTS_CHARACTERS_MAX: Final = 8 * 1024
 #: Of what is left out, so much is logged.
 _LOGGED_MAX: Final = 10
 _ONE_POD: Final[Vector] = {PODS: 1000}
@@ -92,7 +94,8 @@ class NodeOverheads:
         """Return at most `OVERHEADS_MAX` overheads in canonical order, each with at most 32 resource names."""
         if self._canonical is None:
             each_set = {key: self._with_pods(key, overhead) for key, overhead in self._overheads.items()}
-            found = fewer_overheads(canonical_overheads(each_set.values()))
+            fewer = fewer_overheads(canonical_overheads(each_set.values()))
+            found = canonical_overheads([_shortened(each) for each in fewer])
             parts = [each.resources for each in each_set.values()]
             self._canonical = tuple(replace(each, resources=within_bound(each.resources, parts)) for each in found)
             self._note_left_out(each_set, found, self._canonical)
@@ -228,6 +231,18 @@ def fewer_overheads(overheads: tuple[Overhead, ...], overheads_max: int = OVERHE
         joined = in_common([frozenset(smallest.requirements), frozenset(other.requirements)])
         left[place] = Overhead(tuple(joined), add(smallest.resources, other.resources))
     return canonical_overheads(left)
+
+
+def _shortened(overhead: Overhead) -> Overhead:
+    """Return the overhead for more machines, without its longest requirements, if they are too long together."""
+    left = sorted(overhead.requirements, key=_characters)
+    while sum(map(_characters, left)) > _REQUIREMENTS_CHARACTERS_MAX:
+        left.pop()
+    return overhead if len(left) == len(overhead.requirements) else Overhead(tuple(left), overhead.resources)
+
+
+def _characters(requirement: Requirement) -> int:
+    return len(requirement.key) + sum(map(len, requirement.values)) + len(requirement.values)
 
 
 def _size(overhead: Overhead) -> tuple[int, int, tuple[tuple[str, int], ...]]:

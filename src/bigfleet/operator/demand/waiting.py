@@ -16,7 +16,7 @@ import msgspec
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NeedStatusUpdate, UnmetReason
 from bigfleet.model.vector import Vector
-from bigfleet.operator.demand.entries import ObjectKey, RequestEntry, RowId
+from bigfleet.operator.demand.entries import ObjectKey, PodKey, RequestEntry, RowId, pod_key
 from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
 from bigfleet.operator.demand.too_large import Largest, exceeds, largest_named
@@ -57,8 +57,8 @@ class WaitingPod(NamedTuple):
 class RequestsOfPods(Protocol):
     """Finds the request that stands for a pod, and what it asks for."""
 
-    def entry_of_pod(self, pod_uid: str) -> RequestEntry | None:
-        """Return the entry of the pod's CapacityRequest; None without one."""
+    def entry_of_pod(self, pod: PodKey) -> RequestEntry | None:
+        """Return the entry of the pod's CapacityRequest, by namespace and uid; None without one."""
         ...
 
     def vector(self, key: ObjectKey) -> Vector | None:
@@ -128,8 +128,8 @@ class UnschedulablePods:
         self._nodes = nodes
         self._clock = clock
         self._listeners: list[WaitingListener] = []
-        #: All and only the pods that are unschedulable, by uid.
-        self._pods: dict[str, _Pod] = {}
+        #: All and only the pods that are unschedulable, by namespace and uid.
+        self._pods: dict[PodKey, _Pod] = {}
         #: Since when each row of these pods has been called met without interruption.
         self._met_since_seconds: dict[RowId, float] = {}
         self._judged_stamp_nanos = 0
@@ -144,9 +144,9 @@ class UnschedulablePods:
         """Have a listener called from now on."""
         self._listeners.append(listener)
 
-    def get(self, pod_uid: str) -> WaitingPod | None:
-        """Return what is known of an unschedulable pod; None for any other pod."""
-        known = self._pods.get(pod_uid)
+    def get(self, pod: PodKey) -> WaitingPod | None:
+        """Return what is known of an unschedulable pod, by namespace and uid; None for any other pod."""
+        known = self._pods.get(pod)
         if known is None:
             return None
         metadata = known.pod.metadata
@@ -162,11 +162,11 @@ class UnschedulablePods:
         if message is None:
             self.remove(stored)
             return
-        uid = stored.metadata.uid
-        known = self._pods.get(uid)
+        key = pod_key(stored.metadata)
+        known = self._pods.get(key)
         before = (known.wait, known.message) if known is not None else None
         if known is None:
-            known = self._pods[uid] = _Pod(stored, message)
+            known = self._pods[key] = _Pod(stored, message)
         known.pod, known.message = stored, message
         if not waits_for_capacity(message):
             known.since_seconds = known.asked_seconds = None
@@ -178,12 +178,12 @@ class UnschedulablePods:
             if known.since_seconds is not None:
                 known.since_seconds = self._clock.monotonic_seconds()
         if before != (known.wait, known.message):
-            self._notify(uid)
+            self._notify(key)
 
     def remove(self, former: PodObject) -> None:
         """Forget one pod."""
-        if self._pods.pop(former.metadata.uid, None) is not None:
-            self._notify(former.metadata.uid)
+        if self._pods.pop(pod_key(former.metadata), None) is not None:
+            self._notify(pod_key(former.metadata))
 
     def need_status(self, update: NeedStatusUpdate) -> None:
         """Take the shard's verdict: rows that it lists neither as unmet nor as coming are met, unless it is truncated.
@@ -218,15 +218,15 @@ class UnschedulablePods:
             if is_current:
                 self._judge(known, entry)
             if known.wait is not before:
-                self._notify(known.pod.metadata.uid)
+                self._notify(entry.pod)
             if known.wait is PodWait.ASKED_FOR and entry.row is not None:
                 asked.append(entry.key)
         return asked
 
     def _counted(self) -> Iterator[tuple[_Pod, RequestEntry]]:
-        for uid, known in self._pods.items():
-            entry = self._requests.entry_of_pod(uid)
-            if entry is not None and entry.key[0] == known.pod.metadata.namespace:
+        for key, known in self._pods.items():
+            entry = self._requests.entry_of_pod(key)
+            if entry is not None:
                 yield known, entry
 
     def _judge(self, known: _Pod, entry: RequestEntry) -> None:
@@ -263,8 +263,8 @@ class UnschedulablePods:
         largest = self._too_large.get(row_id)
         return bool(largest) and exceeds(self._requests.vector(entry.key) or {}, largest or ())
 
-    def _notify(self, pod_uid: str) -> None:
-        entry = self._requests.entry_of_pod(pod_uid)
+    def _notify(self, key: PodKey) -> None:
+        entry = self._requests.entry_of_pod(key)
         if entry is not None:
             for listener in self._listeners:
                 listener.waiting_changed(entry.key)

@@ -38,13 +38,20 @@ _UNSET = ClassPenalties()
 
 @dataclass(frozen=True, slots=True)
 class PenaltyDefaults:
-    """Penalties by the name of the PriorityClass."""
+    """Penalties by the name of the PriorityClass, and the bound of those that pods state themselves."""
 
     by_class: Mapping[str, ClassPenalties] = field(default_factory=dict)
+    #: What an annotation may state at most, a canonical quantity; None is any amount.
+    annotated_max: str | None = None
 
     def of(self, priority_class: str) -> ClassPenalties:
         """Return the penalties of a class; all unset when the file does not name it."""
         return self.by_class.get(priority_class, _UNSET)
+
+    def bounded(self, penalty: str) -> str:
+        """Return the penalty of an annotation, at most the bound. Both are quantities."""
+        bound = self.annotated_max
+        return penalty if bound is None or parse_quantity(penalty) <= parse_quantity(bound) else bound
 
     def unknown_classes(self, existing: Iterable[str]) -> list[str]:
         """Return the classes of the file that a cluster does not have, sorted."""

@@ -172,9 +172,13 @@ def _penalties(pod: PodObject, defaults: PenaltyDefaults, findings: list[Inexpre
         penalty = otherwise
         if text is not None:
             try:
-                penalty = penalty_text(text)
+                stated = penalty_text(text)
+                penalty = defaults.bounded(stated)
+                fault = "" if penalty == stated else f"{stated} is above the maximum of annotations in this cluster"
             except QuantityError as error:
-                message = f"metadata.annotations[{annotation}]: {error}; the penalty is {otherwise or 'unset'} instead"
+                fault = str(error)
+            if fault:
+                message = f"metadata.annotations[{annotation}]: {fault}; the penalty is {penalty or 'unset'} instead"
                 findings.append(Inexpressible(InexpressibleReason.INVALID_PENALTY, message))
         if penalty is not None:
             found[field] = penalty

@@ -20,7 +20,7 @@ from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.invoke import BackendAdapter
-from bigfleet.provider.records.lifecycle import failed, new_record, recovered_with_host, with_facts
+from bigfleet.provider.records.lifecycle import failed, in_service, new_record, recovered_with_host, with_facts
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.refusal import ChangeRefused, OfferingsRefused, StartRefused
@@ -51,11 +51,14 @@ class Effect(Enum):
     ADDED = "added"
     REFRESHED = "refreshed"
     ORPHAN = "orphan"
+    IN_SERVICE = "in_service"
     HOST_LOST = "host_lost"
     REMOVED = "removed"
 
 
 _LOSSES = frozenset({Effect.ORPHAN, Effect.HOST_LOST, Effect.REMOVED})
+#: What changes the state of a machine; of many at once, machines that turn out to be in service are no outage.
+_MOVES = _LOSSES | {Effect.IN_SERVICE}
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class _Seen:
 @dataclass(slots=True)
 class _Plan:
     effects: dict[str, Effect] = field(default_factory=dict)
-    #: Passes in a row in which an id was an orphan, or missing, this pass included.
+    #: Passes in a row in which an id was an orphan, or idle and in service, or missing, this pass included.
     orphans: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
     #: What the inventory could not read.
@@ -416,8 +419,14 @@ class InventoryReconciler:
             return
         if entry.host is None or entry.host.host_ref != record.machine.host.ref:
             self._plan_missing(plan, record, Effect.HOST_LOST)
-        else:
-            _plan_refresh(plan, record, entry.host)
+            return
+        _plan_refresh(plan, record, entry.host)
+        if entry.host.in_cluster and record.state is MachineState.IDLE:
+            # A node that was just drained may be shown as Ready a little longer.
+            count = self._before.orphans.get(record.id, 0) + 1
+            plan.orphans[record.id] = count
+            if count >= ORPHAN_PASSES:
+                plan.effects[record.id] = Effect.IN_SERVICE
 
     def _plan_missing(self, plan: _Plan, record: Record, effect: Effect) -> None:
         count = self._before.missing.get(record.id, 0) + 1
@@ -471,7 +480,7 @@ class InventoryReconciler:
             if record is not None and record.state_revision > begin_revision:
                 return
             change = self._change(machine_id, effect, record, entry)
-            if record is not None and effect in _LOSSES:
+            if record is not None and effect in _MOVES:
                 reached = MachineState.UNSPECIFIED if change.record is None else change.record.state
                 change = self._admissions.settled(change, record, reached)
             try:
@@ -509,7 +518,12 @@ class InventoryReconciler:
             assert entry.host is not None, "an orphan is a host that was seen"
             host = Host(ref=entry.host.host_ref, node_name=entry.host.node_name)
             refreshed = with_facts(record, entry.host)
-            return Change(record=recovered_with_host(refreshed, host, self._adapter.provider, now))
+            found = recovered_with_host(refreshed, host, self._adapter.provider, now)
+            cluster = entry.host.in_cluster
+            return Change(record=in_service(found, cluster, now) if cluster else found)
+        if effect is Effect.IN_SERVICE:
+            assert entry.host is not None, "a host in service was seen"
+            return Change(record=in_service(with_facts(record, entry.host), entry.host.in_cluster, now))
         assert facts is not None, "what is refreshed was seen"
         return Change(record=with_facts(record, facts))
 

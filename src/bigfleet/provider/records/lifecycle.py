@@ -23,7 +23,7 @@ _SECRET_CHARACTERS_MIN = 4
 
 
 def new_record(facts: Slot, provider: str, now_unix_nanos: int) -> Record:
-    """Return the record of a machine seen for the first time: a slot SPECULATIVE, a host IDLE."""
+    """Return the record of a new machine: a slot SPECULATIVE, a host IDLE, or FAILED if it serves a cluster."""
     record = Record(
         machine=Machine(
             id=MachineId(facts.id),
@@ -40,8 +40,19 @@ def new_record(facts: Slot, provider: str, now_unix_nanos: int) -> Record:
     record = with_facts(record, facts)
     if isinstance(facts, ExistingHost):
         host = Host(ref=facts.host_ref, node_name=facts.node_name)
-        return _hosted(record, host, provider, MachineState.IDLE, now_unix_nanos)
+        hosted = _hosted(record, host, provider, MachineState.IDLE, now_unix_nanos)
+        return in_service(hosted, facts.in_cluster, now_unix_nanos) if facts.in_cluster else hosted
     return record
+
+
+def in_service(record: Record, cluster: str, now_unix_nanos: int) -> Record:
+    """Return an IDLE record whose host serves a cluster, unknown to it, as FAILED and bound to that cluster.
+
+    So it is bound to no other cluster, and is not deleted: a failed machine that is bound may run pods.
+    """
+    text = f"the backend shows that the host serves cluster {cluster}, which this state does not know; recover it"
+    bound = replace(record, machine=replace(record.machine, cluster=ClusterId(cluster)))
+    return failed(bound, ErrorCode.BACKEND, text, now_unix_nanos)
 
 
 def with_facts(record: Record, facts: Slot) -> Record:

@@ -3,7 +3,7 @@
 The bounds are those of docs/spec/wire.md §2. Equal maps give the same objects. An invalid quantity is never corrected.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
@@ -18,6 +18,8 @@ STRING_BYTES_MAX: Final = 1_024
 
 #: Resource maps that are shared; many differ from roll-up to roll-up.
 _AMOUNTS_CACHED_MAX: Final = 16_384
+#: Characters of a map that is shared; a larger one is read each time.
+AMOUNTS_CHARACTERS_MAX: Final = 2_048
 _NAME_SHOWN_CHARACTERS_MAX: Final = 64
 
 
@@ -26,14 +28,22 @@ def amounts_of(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, 
 
     Raises MalformedMessage for the first fault, names ascending. Equal maps give the same objects.
     """
+    characters = sum(map(len, texts)) + sum(map(len, texts.values()))
+    read: Callable[[tuple[tuple[str, str], ...]], tuple[Vector, Mapping[str, Family]]] = _sound_amounts
+    if characters <= AMOUNTS_CHARACTERS_MAX:
+        read = _shared_amounts
     try:
-        return _sound_amounts(tuple(texts.items()))
+        return read(tuple(texts.items()))
     except QuantityError:
         check_vector(place, texts)
         raise AssertionError("what is refused has a fault") from None
 
 
 @lru_cache(maxsize=_AMOUNTS_CACHED_MAX)
+def _shared_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[str, Family]]:
+    return _sound_amounts(items)
+
+
 def _sound_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[str, Family]]:
     """Return a resource map's vector and families. Raises QuantityError when anything in it is unsound."""
     if len(items) > RESOURCE_NAMES_MAX:

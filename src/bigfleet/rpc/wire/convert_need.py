@@ -5,7 +5,7 @@ machines. Rows are read on request only, because most roll-ups repeat the one be
 `bigfleet.rpc.wire.convert_session` carries roll-ups over a session. A row is never corrected or left out.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -33,6 +33,9 @@ NEEDS_MAX = 20_000
 REQUIREMENTS_MAX = 64
 VALUES_MAX = 1_000
 
+#: Bytes of what is shared; what is larger is read each time. An ordinary row has 100 to 400. Caches count entries, and
+#: must not be filled with rows that are as long as the bounds allow.
+SHARED_BYTES_MAX = 4_096
 #: Requirements that are shared: they repeat from roll-up to roll-up and over the rows of one.
 _REQUIREMENTS_CACHED_MAX = 16_384
 #: Profiles that are shared: every cluster asks for much the same kinds of machine.
@@ -67,6 +70,7 @@ class ReceivedRollUp:
         "_message",
         "_outcome",
         "_rows",
+        "_size_bytes",
         "_timestamp_unix_nanos",
         "_unread",
     )
@@ -79,6 +83,7 @@ class ReceivedRollUp:
         self._cluster_id = message.cluster_id
         self._timestamp_unix_nanos = message.timestamp_unix_nanos
         self._rows = len(message.needs)
+        self._size_bytes = message.ByteSize()
         self._digest: bytes | None = None
         #: False once the bytes of the message have shown that no row has shapes.
         self._may_have_shapes = True
@@ -109,6 +114,7 @@ class ReceivedRollUp:
     def _with_head(cls, frame: bytes, head: RollUpHead, digest: bytes | None) -> Self:
         offer = cls.__new__(cls)
         offer._message, offer._unread, offer._rows, offer._outcome = None, (frame, head.start), -1, None
+        offer._size_bytes = len(frame) - head.start
         offer._cluster_id, offer._timestamp_unix_nanos = head.cluster_id, head.timestamp_unix_nanos
         offer._digest, offer._may_have_shapes = digest, True
         return offer
@@ -129,6 +135,11 @@ class ReceivedRollUp:
         if self._rows < 0:
             self._parsed()
         return self._rows
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes the message has; nothing is parsed for it."""
+        return self._size_bytes
 
     @property
     def has_digest(self) -> bool:
@@ -287,8 +298,14 @@ def requirements_from_wire(messages: Iterable[capacity_pb2.NodeSelectorRequireme
     )
 
 
-@lru_cache(maxsize=_REQUIREMENTS_CACHED_MAX)
 def _requirement(key: str, operator: Operator, values: tuple[str, ...]) -> Requirement:
+    if len(key) + sum(map(len, values)) + len(values) > SHARED_BYTES_MAX:
+        return Requirement(key, operator, values)
+    return _shared_requirement(key, operator, values)
+
+
+@lru_cache(maxsize=_REQUIREMENTS_CACHED_MAX)
+def _shared_requirement(key: str, operator: Operator, values: tuple[str, ...]) -> Requirement:
     return Requirement(key, operator, values)
 
 
@@ -374,12 +391,22 @@ def _overheads_from_wire(messages: Sequence[capacity_pb2.NodeOverhead]) -> tuple
     return canonical_overheads(found)
 
 
-@lru_cache(maxsize=_KINDS_CACHED_MAX)
 def _row_kind(content: bytes) -> _RowKind:
     """Return what a serialized row without sum and group says. Raises MalformedMessage with places within the row."""
+    return _shared_row_kind(content) if len(content) <= SHARED_BYTES_MAX else _read_row_kind(content)
+
+
+@lru_cache(maxsize=_KINDS_CACHED_MAX)
+def _shared_row_kind(content: bytes) -> _RowKind:
+    return _read_row_kind(content)
+
+
+def _read_row_kind(content: bytes) -> _RowKind:
     row = capacity_pb2.CapacityNeed.FromString(content)
     check_count("requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
-    profile = _profile(
+    # A part of a row is no longer than the row.
+    profile_of: Callable[..., Profile] = _shared_profile if len(content) <= SHARED_BYTES_MAX else _profile
+    profile = profile_of(
         tuple([requirement.SerializeToString() for requirement in row.requirements]),
         tuple([spread.SerializeToString() for spread in row.spread]),
         row.priority,
@@ -397,6 +424,16 @@ def _row_kind(content: bytes) -> _RowKind:
 
 
 @lru_cache(maxsize=_PROFILES_CACHED_MAX)
+def _shared_profile(
+    requirements: tuple[bytes, ...],
+    spreads: tuple[bytes, ...],
+    priority: int,
+    interruption_bucket: int,
+    reclamation_bucket: int,
+) -> Profile:
+    return _profile(requirements, spreads, priority, interruption_bucket, reclamation_bucket)
+
+
 def _profile(
     requirements: tuple[bytes, ...],
     spreads: tuple[bytes, ...],

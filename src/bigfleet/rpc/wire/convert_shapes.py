@@ -27,6 +27,9 @@ from bigfleet.rpc.wire.gen import capacity_pb2
 #: Shapes, and lists of them, that are shared: most rows have the shapes of the roll-up before.
 _SHAPES_CACHED_MAX: Final = 65_536
 _LISTS_CACHED_MAX: Final = 8_192
+#: Bytes of a shape and of a list that are shared; larger ones are read each time. An ordinary shape has 50.
+SHAPE_BYTES_MAX: Final = 512
+LIST_BYTES_MAX: Final = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ def shapes_from_wire(place: str, messages: Sequence[capacity_pb2.PodShape]) -> R
     if not messages:
         return NO_SHAPES
     check_count(place, len(messages), "shapes", SHAPES_MAX)
-    return _list(place, tuple([message.SerializeToString(deterministic=True) for message in messages]))
+    contents = tuple([message.SerializeToString(deterministic=True) for message in messages])
+    return _shared_list(place, contents) if sum(map(len, contents)) <= LIST_BYTES_MAX else _list(place, contents)
 
 
 def check_agreement(place: str, found: RowShapes, aggregate: Vector) -> None:
@@ -78,11 +82,15 @@ def check_agreement(place: str, found: RowShapes, aggregate: Vector) -> None:
 
 
 @lru_cache(maxsize=_LISTS_CACHED_MAX)
+def _shared_list(place: str, contents: tuple[bytes, ...]) -> RowShapes:
+    return _list(place, contents)
+
+
 def _list(place: str, contents: tuple[bytes, ...]) -> RowShapes:
     shapes, families = [], {}
     for index, content in enumerate(contents):
         try:
-            shape, written = _shape(content)
+            shape, written = _shared_shape(content) if len(content) <= SHAPE_BYTES_MAX else _shape(content)
         except MalformedMessage as fault:
             raise MalformedMessage(f"{place}[{index}].{fault.place}", fault.fault) from None
         shapes.append(shape)
@@ -92,6 +100,10 @@ def _list(place: str, contents: tuple[bytes, ...]) -> RowShapes:
 
 
 @lru_cache(maxsize=_SHAPES_CACHED_MAX)
+def _shared_shape(content: bytes) -> tuple[DemandShape, Mapping[str, Family]]:
+    return _shape(content)
+
+
 def _shape(content: bytes) -> tuple[DemandShape, Mapping[str, Family]]:
     """Return what a serialized shape says. Raises MalformedMessage with places within the shape."""
     message = capacity_pb2.PodShape.FromString(content)

@@ -1,9 +1,11 @@
 """Backs off from machines that their provider keeps rejecting, and from rows and operators that do not answer.
 
 docs/spec/shard.md §9.2 and §9.6. Everything is bounded: a machine's back-off doubles up to a day, a row's up to ten
-minutes, and both expire. This module does not remove a machine or a row.
+minutes, and both expire. A row whose fingerprint no machine can store is left out until it leaves the demand. This
+module does not remove a machine or a row.
 """
 
+import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
@@ -11,6 +13,7 @@ import structlog
 
 from bigfleet.engine.decision import Action
 from bigfleet.model.clock import Clock
+from bigfleet.model.metadata import fingerprint_fault
 from bigfleet.model.need import RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.shard.outcomes import ActionOutcome, ActionRecord
@@ -98,9 +101,10 @@ class MachineBackoff:
 
 @dataclass(slots=True)
 class _RowBackoff:
+    #: Infinity for a row that no machine can store.
     until_seconds: float
     next_seconds: float
-    #: The operator's last word.
+    #: The operator's last word, or what is wrong with the row itself.
     text: str
 
 
@@ -137,6 +141,21 @@ class DemandBackoff:
         seconds = known.next_seconds if known is not None else ROW_BACKOFF_FIRST_SECONDS
         self._rows[key] = _RowBackoff(now_seconds + seconds, min(2 * seconds, ROW_BACKOFF_MAX_SECONDS), text)
 
+    def refuse_oversized(self, record: ActionRecord) -> bool:
+        """Refuse the row of a Bootstrap or Provision for good if no machine can store it; return whether that is so.
+
+        The provider would reject the Configure of each machine that the row is given, and the machines would be held.
+        """
+        key = row_served_by(record.action)
+        fault = fingerprint_fault(key[1]) if key is not None else ""
+        if key is None or not fault:
+            return False
+        if key not in self._rows:
+            _log.warning("action.row_refused", cluster=key[0], error=fault)
+        record.message = fault
+        self._rows[key] = _RowBackoff(math.inf, ROW_BACKOFF_MAX_SECONDS, fault)
+        return True
+
     def is_backed_off(self, action: Action) -> bool:
         """Return whether a Bootstrap or Provision must be left out for now."""
         key = row_served_by(action)
@@ -148,8 +167,8 @@ class DemandBackoff:
         self._rows.pop((cluster, fingerprint, group), None)
 
     def session_opened(self, cluster: str) -> None:
-        """A new session of the cluster: everything held against it is forgotten."""
-        for key in [key for key in self._rows if key[0] == cluster]:
+        """A new session of the cluster: everything held against it is forgotten, but for rows that are too long."""
+        for key in [key for key, row in self._rows.items() if key[0] == cluster and math.isfinite(row.until_seconds)]:
             del self._rows[key]
         self._unanswered.pop(cluster, None)
         self._probing.discard(cluster)
@@ -174,11 +193,11 @@ class DemandBackoff:
         return frozenset(key for key, row in self._rows.items() if now_seconds < row.until_seconds)
 
     def refused(self) -> frozenset[RowKey]:
-        """Return the rows about which the operator's last word was an error, in back-off or past it."""
+        """Return the rows that are too long, or about which the operator's last word was an error."""
         return frozenset(self._rows)
 
     def texts(self) -> Mapping[RowKey, str]:
-        """Return what the operators last said of the rows that they refuse."""
+        """Return what is wrong with each row that is refused."""
         return {key: row.text for key, row in self._rows.items()}
 
     # ---- clusters without a session ------------------------------------------------------------------------------

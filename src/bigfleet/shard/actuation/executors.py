@@ -136,6 +136,8 @@ class Executors:
         kind = record.action.kind
         if record.is_redrive:
             return await self._redrive(record, machine)
+        if self._demand_backoff.refuse_oversized(record):
+            return ActionOutcome.BLOB_ERROR
         if kind is ActionKind.BOOTSTRAP:
             return await self._bootstrap(record, machine)
         if machine.state is not REQUIRED_STATE[kind]:

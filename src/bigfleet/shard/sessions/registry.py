@@ -56,6 +56,11 @@ class RollUpOffer(Protocol):
         ...
 
     @property
+    def size_bytes(self) -> int:
+        """How many bytes it has as received; at hand before it is parsed."""
+        ...
+
+    @property
     def digest(self) -> bytes:
         """Over the message without its timestamp."""
         ...

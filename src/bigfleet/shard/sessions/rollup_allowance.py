@@ -17,6 +17,8 @@ ROWS_PER_SECOND_MAX = 2_000
 ROWS_OWED_MAX = 20_000
 #: What a roll-up of fewer rows costs: parsing, comparison, acknowledgement.
 ROWS_CHARGED_MIN = 100
+#: An ordinary row has 100 to 400 bytes: a roll-up costs at least one row for so many, however few it has.
+ROW_BYTES = 400
 
 #: A shorter wait for the turn is not worth a word.
 TURN_SECONDS_UNANNOUNCED_MAX = 1.0
@@ -51,15 +53,16 @@ class RollUpAllowances:
         limit = f"over the limit of {ROWS_PER_SECOND_MAX:,} rows a second for a cluster"
         return f"{limit}; the newest roll-up is read in {wait_seconds:.1f} s"
 
-    def charge(self, cluster: str, rows: int) -> None:
-        """Count rows that are read."""
+    def charge(self, cluster: str, rows: int, size_bytes: int = 0) -> None:
+        """Count rows that are read, or as many as their bytes would be of ordinary ones."""
         now_seconds = self._clock.monotonic_seconds()
         if len(self._paid_seconds) >= self._clusters_max:
             self._paid_seconds = {name: paid for name, paid in self._paid_seconds.items() if paid > now_seconds}
             # Each pass over all of them is paid for by as many charges.
             self._clusters_max = max(_CLUSTERS_KEPT_MIN, 2 * len(self._paid_seconds))
         begin_seconds = max(now_seconds, self._paid_seconds.get(cluster, 0.0))
-        self._paid_seconds[cluster] = begin_seconds + max(rows, ROWS_CHARGED_MIN) / ROWS_PER_SECOND_MAX
+        charged = max(rows, size_bytes // ROW_BYTES, ROWS_CHARGED_MIN)
+        self._paid_seconds[cluster] = begin_seconds + charged / ROWS_PER_SECOND_MAX
 
 
 class ReadingTurns:

@@ -30,6 +30,8 @@ _log = structlog.get_logger("bigfleet.shard")
 
 #: A roll-up with more rows is read off the loop; so many rows take it some ten milliseconds.
 ROWS_ON_LOOP_MAX = 256
+#: So has one with more bytes: each of a hundred thousand values in few rows takes a microsecond or two.
+BYTES_ON_LOOP_MAX = 256 * 1024
 
 #: Called with a roll-up and what became of it.
 OnRollUp = Callable[[Session, RollUpOffer, RollUpOutcome], None]
@@ -157,7 +159,9 @@ class RollUpIntake:
     def _is_large(self, session: Session, offer: RollUpOffer) -> bool:
         """Return whether a roll-up has to be read off the loop; one that cannot be parsed has not."""
         try:
-            return not self._is_known(session, offer) and offer.rows > ROWS_ON_LOOP_MAX
+            if self._is_known(session, offer):
+                return False
+            return offer.size_bytes > BYTES_ON_LOOP_MAX or offer.rows > ROWS_ON_LOOP_MAX
         except MalformedMessage:
             return False
 
@@ -174,7 +178,7 @@ class RollUpIntake:
             session.superseded = 0
         if not self._is_known(session, offer):
             try:
-                self._allowances.charge(session.cluster, offer.rows)
+                self._allowances.charge(session.cluster, offer.rows, offer.size_bytes)
             except MalformedMessage as fault:
                 self._metrics.rollups.labels(self._reject(session, offer, fault).value).inc()
                 return None

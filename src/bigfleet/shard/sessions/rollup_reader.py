@@ -19,6 +19,7 @@ class ReadOffer:
     cluster_id: str
     timestamp_unix_nanos: int
     rows: int
+    size_bytes: int
     digest: bytes
     outcome: tuple[Need, ...] | MalformedMessage
     read_overheads: tuple[Overhead, ...] = ()
@@ -49,6 +50,7 @@ def read_offer(offer: RollUpOffer) -> ReadOffer:
         cluster_id=offer.cluster_id,
         timestamp_unix_nanos=offer.timestamp_unix_nanos,
         rows=offer.rows,
+        size_bytes=offer.size_bytes,
         digest=offer.digest,
         outcome=outcome,
         read_overheads=overheads,

@@ -1,5 +1,6 @@
 """Configure, Drain, Delete and the way out of a failure: what is ordered, what is left, and what is never shown."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,39 @@ async def test_a_node_name_that_is_none_is_left_out(tmp_path: Path, ec2: MemoryE
     record = await settled(core, MACHINE)
     assert record.state is MachineState.CONFIGURED
     assert record.machine.node_name == ec2.instances[ref].private_dns
+
+
+def serve_unknown(ec2: MemoryEc2, ref: str) -> dict[str, str]:
+    """Let an instance serve a cluster without the state, as after the restore of an older one; return its tags."""
+    tags = {**ec2.instances[ref].tags, "bigfleet:cluster": "team-b"}
+    ec2.instances[ref] = replace(ec2.instances[ref], tags=tags)
+    return tags
+
+
+async def test_an_instance_in_a_cluster_that_the_state_does_not_know_is_configured_for_no_other(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    """Its agent would reset a running node, and the other cluster would get its images, volumes and credentials."""
+    core = await serve(make_backend(tmp_path, ec2))
+    ref = await idle(core)
+    tags = serve_unknown(ec2, ref)
+    record = await configured(core)
+    assert record.state is MachineState.FAILED
+    assert f"{ref} serves team-b" in record.machine.last_error
+    assert dict(ec2.instances[ref].tags) == tags
+
+
+async def test_an_instance_in_a_cluster_that_the_state_does_not_know_is_neither_idle_nor_deleted(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    """The next inventory shows it, and a failed machine that is bound may run pods."""
+    core = await serve(make_backend(tmp_path, ec2), failed_hold_seconds=100.0, reconcile_interval_seconds=10.0)
+    ref = await idle(core)
+    serve_unknown(ec2, ref)
+    await ec2.clock.sleep(1000)
+    record = await core.get(MACHINE)
+    assert (record.state, record.machine.cluster, record.machine.host.ref) == (MachineState.FAILED, "team-b", ref)
+    assert [each.id for each in ec2.live()] == [ref]
 
 
 # ---- drain -----------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_slots_and_hosts() -> None:
         labels={"rack": "7"},
         price_usd_per_hour=0.5,
     )
-    assert host == ExistingHost.of(slot, host_ref="bmc-0")
+    assert host == ExistingHost.of(slot, host_ref="bmc-0", in_cluster="team-a")
     assert isinstance(other, ExistingHost)
     assert (other.zone, other.capacity_type, other.allocatable) == ("row-2", CapacityType.BARE_METAL, {"cpu": "8"})
     assert inventory.ready_in == {"r/0": "team-a"}

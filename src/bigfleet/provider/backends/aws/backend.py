@@ -464,6 +464,10 @@ class AwsBackend:
 
     def _reuse_fault(self, instance: Ec2Instance, cluster: str | None) -> str:
         """Return why an instance cannot be configured for a cluster, "" when it can; None is any cluster."""
+        # A restored state may call an instance IDLE that was configured since.
+        serving = instance.tags.get(TAG_CLUSTER, "")
+        if cluster is not None and serving not in ("", cluster):
+            return f"{instance.id} serves {serving}: its tag {TAG_CLUSTER} says so"
         former = instance.tags.get(TAG_FORMER_CLUSTER, "")
         if not former or (self.settings.reset == NONE and cluster in (former, None)):
             return ""

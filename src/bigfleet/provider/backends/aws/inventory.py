@@ -13,7 +13,7 @@ from typing import Final
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import ExistingHost, KnownMachine, MachineLookup, Slot
 from bigfleet.provider.backends.aws.api import Ec2Instance
-from bigfleet.provider.backends.aws.launch import TAG_FORMER_CLUSTER, TAG_MACHINE, TAG_OPERATION
+from bigfleet.provider.backends.aws.launch import TAG_CLUSTER, TAG_FORMER_CLUSTER, TAG_MACHINE, TAG_OPERATION
 from bigfleet.provider.records.reset import RESET_LABEL
 
 ORPHAN: Final = "orphan"
@@ -83,7 +83,12 @@ def facts(
                 slot = replace(slot, labels={**slot.labels, RESET_LABEL: LEFT_AS_IT_IS})
             fact_id = machine_id if is_host else orphan_id(provider, instance.id)
             found.append(
-                ExistingHost.of(replace(slot, id=fact_id), host_ref=instance.id, node_name=instance.private_dns)
+                ExistingHost.of(
+                    replace(slot, id=fact_id),
+                    host_ref=instance.id,
+                    node_name=instance.private_dns,
+                    in_cluster=instance.tags.get(TAG_CLUSTER, ""),
+                )
             )
     return found
 

@@ -165,6 +165,7 @@ class InventoryLines:
             id=line.id,
             host_ref=line.host_ref,
             node_name=line.node_name,
+            in_cluster=line.ready_in,
             instance_type=_first(line.instance_type, slot.instance_type),
             zone=_first(line.zone, slot.zone),
             capacity_type=slot.capacity_type if line.capacity_type is None else capacity_type_of(line.capacity_type),

@@ -235,3 +235,55 @@ async def test_a_shard_reports_with_its_certificate_and_for_nobody_else(tmp_path
             await GrpcCoordinator(tls=mine).report(address, replace(report, shard_id=ShardId("s2")))
         with pytest.raises(NotAnswered, match="UNAVAILABLE"):
             await GrpcCoordinator().report(address, report)
+
+
+WILDCARD, REPLICA = "*.bigfleet-coordinator.ns.svc", "bigfleet-coordinator-0.bigfleet-coordinator.ns.svc"
+
+
+@pytest.mark.rule("coordinator 8/2")
+@pytest.mark.parametrize(
+    ("hosts", "dialled", "is_answered"),
+    [
+        pytest.param(("localhost",), "localhost", True, id="a name, by that name"),
+        pytest.param(("127.0.0.1",), "127.0.0.1", True, id="an address, by that address"),
+        pytest.param(("localhost",), "127.0.0.1", False, id="a name, by an address"),
+        pytest.param(("127.0.0.1",), "localhost", False, id="an address, by a name"),
+        pytest.param(("elsewhere.example",), "localhost", False, id="another name"),
+    ],
+)
+async def test_a_coordinator_s_certificate_has_the_name_that_the_shard_was_given(
+    tmp_path: Path, hosts: tuple[str, ...], dialled: str, is_answered: bool
+) -> None:
+    """Certificates of a cluster have names alone, and a name is looked up for all of its addresses."""
+    certificates = Certificates.make(tmp_path / "certs")
+    replica = Bearer(name="replica", uris=("bigfleet://admin",), hosts=hosts)
+    mine = certificates.files(SHARD)
+    async with serving(sqlite_store(tmp_path / "c.db"), tls=certificates.files(replica), dial_as=mine) as served:
+        await served.led()
+        client = Client([f"{dialled}:{served.port}"], GrpcCoordinator(tls=mine), LoopClock())
+        answer = await client.send(ShardReport(shard_id=ShardId("s1"), epoch=1, cycle=1))
+
+        assert (answer is not None) is is_answered
+
+
+@pytest.mark.rule("coordinator 8/2")
+async def test_each_address_of_a_name_is_dialled_as_that_name(tmp_path: Path) -> None:
+    """A wildcard, as the chart's certificate has it, matches the replica's name and no other."""
+    certificates = Certificates.make(tmp_path / "certs")
+    replica = Bearer(name="replica", uris=("bigfleet://admin",), hosts=(WILDCARD,))
+    mine = certificates.files(SHARD)
+    coordinators = GrpcCoordinator(tls=mine)
+    assert set(await coordinators.addresses("localhost:7790")) & {
+        "localhost:7790@127.0.0.1:7790",
+        "localhost:7790@[::1]:7790",
+    }
+    assert await coordinators.addresses("127.0.0.1:7790") == ("127.0.0.1:7790",)
+    assert await coordinators.addresses("no.such.host.invalid:7790") == ("no.such.host.invalid:7790",)
+
+    async with serving(sqlite_store(tmp_path / "c.db"), tls=certificates.files(replica), dial_as=mine) as served:
+        await served.led()
+        report = ShardReport(shard_id=ShardId("s1"), epoch=1, cycle=1)
+
+        assert (await coordinators.report(f"{REPLICA}:7790@{served.address}", report)).acknowledged
+        with pytest.raises(NotAnswered, match="UNAVAILABLE"):
+            await coordinators.report(f"elsewhere.example:7790@{served.address}", report)

@@ -34,7 +34,7 @@ class Coordinators(Protocol):
     """The way to coordinators, by address."""
 
     async def addresses(self, name: str) -> Sequence[str]:
-        """Return what a name stands for, at least one address."""
+        """Return the addresses that a name stands for, at least one, each in the form that `report` takes."""
         ...
 
     async def report(self, address: str, report: ShardReport) -> ReportAnswer:

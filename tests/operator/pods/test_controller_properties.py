@@ -143,7 +143,7 @@ def put_with_identity(world: ControllerWorld, resource: Resource[Any], name: str
     known = world.server.read(resource, name)
     identity = {"name": name}
     if known is not None:
-        identity |= {"uid": known.metadata.uid, "creationTimestamp": known.metadata.creation_timestamp}
+        identity |= {"uid": known.metadata.uid, "creationTimestamp": known.metadata.creation_timestamp or ""}
     world.server.put(resource, {**body, "metadata": {**body.get("metadata", {}), **identity}})
 
 
@@ -170,7 +170,8 @@ def has_its_place(world: ControllerWorld, pod: PodObject) -> bool:
         if status.node_ref is not None and status.node_ref.name == node.metadata.name:
             return False
         is_awaited = status.node_ref is None and status.phase != "Failed"
-        if is_awaited and machine.metadata.creation_timestamp <= node.metadata.creation_timestamp:
+        announced, created = machine.metadata.creation_timestamp, node.metadata.creation_timestamp
+        if is_awaited and (announced or "") <= (created or ""):
             return False
     return True
 

@@ -1,5 +1,6 @@
 """Roll-ups that are known by their bytes: only what a parser would find equal goes unparsed."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -146,6 +147,61 @@ def test_a_roll_up_whose_head_alone_was_read_is_the_same(sent: RollUp, timestamp
         assert (each.cluster_id, each.timestamp_unix_nanos) == (sent.cluster_id, sent.timestamp_unix_nanos)
         assert not each.has_digest
         assert (each.digest, each.rows) == (reference.digest, reference.rows)
+
+
+@settings(max_examples=in_proportion(150), deadline=None)
+@given(rollups(), INT64, st.data())
+def test_a_roll_up_that_waited_unread_says_what_the_parser_reads_or_is_refused(
+    sent: RollUp, timestamp_unix_nanos: int, data: st.DataObject
+) -> None:
+    """Refused is what names one cluster first and another one later: the first was compared with the session's."""
+    content = data.draw(twisted(frame_of(replace(sent, timestamp_unix_nanos=timestamp_unix_nanos))))
+    head, parsed = head_of_rollup(content), outcome(content, None, is_parsed=True)
+    try:
+        read = told(operator_frame_from_bytes(content, None, parses_rollups=False))
+    except (DecodeError, MalformedMessage):
+        read = "no frame"
+
+    is_of_two = head is not None and isinstance(parsed, tuple) and parsed[0] != head.cluster_id
+    assert read == ("no frame" if is_of_two else parsed)
+
+
+#: A row of 4 cpu.
+ROW = b"\x12\x08\x0a\x03cpu\x12\x014"
+RED, BLUE = b"\x0a\x03red", b"\x0a\x04blue"
+
+
+def written(*fields: bytes) -> bytes:
+    """Return the frame of a roll-up with these fields in their order."""
+    inner = b"".join(fields)
+    return b"\x12" + varint(len(inner)) + inner
+
+
+def test_a_second_cluster_behind_the_rows_is_refused() -> None:
+    """A parser takes the last of several: the rows would have been another cluster's than the one that was checked."""
+    content = written(RED, b"\x10\x09", b"\x1a", varint(len(ROW)), ROW, BLUE)
+    questions: tuple[Callable[[ReceivedRollUp], object], ...] = (
+        ReceivedRollUp.needs,
+        ReceivedRollUp.overheads,
+        lambda offer: offer.rows,
+        lambda offer: offer.digest,
+    )
+    for ask in questions:
+        offer = ReceivedRollUp.unread(content)
+        assert offer is not None
+        for _ in range(2):
+            with pytest.raises(MalformedMessage, match="cluster_id: is given twice"):
+                ask(offer)
+        assert offer.cluster_id == "red"
+
+
+def test_the_same_cluster_twice_and_a_later_timestamp_are_what_the_parser_reads() -> None:
+    content = written(RED, b"\x10\x09", b"\x1a", varint(len(ROW)), ROW, RED, b"\x10\x0b")
+    offer = ReceivedRollUp.unread(content)
+
+    assert offer is not None
+    assert [need.cluster for need in offer.needs()] == ["red"]
+    assert offer.timestamp_unix_nanos == 11
 
 
 def test_a_roll_up_behind_whose_head_is_no_message_is_malformed_once_it_is_read() -> None:

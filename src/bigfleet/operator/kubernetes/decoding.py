@@ -52,8 +52,19 @@ class _WatchFrame(msgspec.Struct, Generic[T], gc=False):
     object: T
 
 
+class _BookmarkMetadata(msgspec.Struct, rename="camel", gc=False):
+    resource_version: str = ""
+
+
+class _Bookmark(msgspec.Struct, gc=False):
+    """The object of a bookmark: nothing but its version means anything, so nothing else can spoil it."""
+
+    metadata: _BookmarkMetadata = msgspec.field(default_factory=_BookmarkMetadata)
+
+
 _STATUS = msgspec.json.Decoder(StatusObject)
 _METADATA = msgspec.json.Decoder(KubernetesObject)
+_BOOKMARK = msgspec.json.Decoder(_Bookmark)
 _RAW_FRAME = msgspec.json.Decoder(_WatchFrame[msgspec.Raw])
 _RAW_LIST = msgspec.json.Decoder(ObjectList[msgspec.Raw])
 _TYPES = {each.value: each for each in EventType}
@@ -166,7 +177,7 @@ class WatchDecoder(Generic[T]):
             if name == "ERROR":
                 raise _in_stream(what, bytes(raw.object)) from None
             if name == EventType.BOOKMARK.value:
-                # An API server writes null where an object of the kind must have a list.
+                # Its object is empty, and an API server writes null where one of the kind must have a list.
                 return WatchEvent(EventType.BOOKMARK, None, _version_of(bytes(raw.object))), True
             found, is_whole = self._objects.object_or_metadata(bytes(raw.object))
         except _UNREADABLE as error:
@@ -198,10 +209,9 @@ def _raw_frame(line: bytes) -> _WatchFrame[msgspec.Raw]:
 
 def _version_of(body: bytes) -> str:
     try:
-        metadata: ObjectMeta = _METADATA.decode(body).metadata
+        return _BOOKMARK.decode(body).metadata.resource_version
     except _UNREADABLE as error:
         raise MalformedAnswer(str(error)) from error
-    return metadata.resource_version
 
 
 def _in_stream(what: str, body: bytes) -> ApiError:

@@ -44,7 +44,8 @@ class ObjectMeta(_Struct):
     uid: str = ""
     resource_version: str = ""
     generation: int = 0
-    creation_timestamp: str = ""
+    #: None in bookmarks, and on objects that no server stores; servers before Kubernetes 1.34 write it as null.
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
@@ -358,9 +359,8 @@ class NodeObject(KubernetesObject):
 
 
 class PodTemplate(_Struct):
-    """`spec.template` of a workload."""
+    """`spec.template` of a workload; its metadata is not read."""
 
-    metadata: ObjectMeta = msgspec.field(default_factory=ObjectMeta)
     spec: PodSpec = msgspec.field(default_factory=PodSpec)
 
 

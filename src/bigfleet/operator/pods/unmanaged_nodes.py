@@ -157,7 +157,7 @@ class UnmanagedNodes:
         new = _Machine(
             provider_id=stored.status.provider_id,
             node_name=reference.name if reference is not None else "",
-            created=stored.metadata.creation_timestamp,
+            created=stored.metadata.creation_timestamp or "",
         )
         known = self._machines.get(name)
         if known != new:
@@ -300,7 +300,7 @@ def _known_of(node: NodeObject) -> _KnownNode:
     metadata = node.metadata
     return _KnownNode(
         uid=metadata.uid,
-        created=metadata.creation_timestamp,
+        created=metadata.creation_timestamp or "",
         provider_id=node.spec.provider_id,
         is_marked=MACHINE_ID in (metadata.labels or {}) or MACHINE_ID in (metadata.annotations or {}),
         is_cordoned=node.spec.unschedulable,

@@ -1,10 +1,12 @@
 """Sends a shard's reports: `bigfleet.v1alpha1.Coordinator/ReportShard` (docs/spec/wire.md §2, §4, §10).
 
 What a status means to the link is said here and nowhere else, distinguished by code and never by text. A channel lasts
-for one call, so that a certificate is read again and an address that has moved is found. This module must not retry.
+for one call, so that a certificate is read again and an address that has moved is found. With TLS each address of a
+name is dialled as that name, which is what the server's certificate must have. This module must not retry.
 """
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -30,6 +32,8 @@ _OPTIONS = (
     ("grpc.service_config_disable_resolution", 1),
     ("grpc.use_local_subchannel_pool", 1),
 )
+#: Between a name and one of its addresses, where the certificate is compared with the name; neither can have it.
+_DIALLED_AT = "@"
 
 
 class GrpcCoordinator:
@@ -40,7 +44,11 @@ class GrpcCoordinator:
         self._tls = tls
 
     async def addresses(self, name: str) -> tuple[str, ...]:
-        """Return the addresses behind HOST:PORT, each once, in the resolver's order; the name itself if it has none."""
+        """Return the addresses behind HOST:PORT, each once, in the resolver's order; the name itself if it has none.
+
+        With TLS the address of a host name is HOST:PORT@ADDRESS:PORT: `report` dials ADDRESS and expects HOST in the
+        certificate.
+        """
         host, _colon, port = name.rpartition(":")
         loop = asyncio.get_running_loop()
         try:
@@ -49,7 +57,10 @@ class GrpcCoordinator:
         except (OSError, TimeoutError, ValueError):
             return (name,)
         numbers = (str(place[0]) for _family, _type, _protocol, _name, place in found)
-        return tuple(dict.fromkeys(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in numbers))
+        places = dict.fromkeys(f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in numbers)
+        if self._tls is None or _is_number(host.strip("[]")):
+            return tuple(places)
+        return tuple(f"{name}{_DIALLED_AT}{place}" for place in places)
 
     async def report(self, address: str, report: ShardReport) -> ReportAnswer:
         """Return a coordinator's answer to a report. Raises NotAnswered."""
@@ -66,7 +77,22 @@ class GrpcCoordinator:
         if self._tls is None:
             return aio.insecure_channel(address, options=_OPTIONS)
         credentials = channel_credentials(self._tls.current(), self._tls.authority)
-        return aio.secure_channel(address, credentials, options=_OPTIONS)
+        name, is_named, place = address.rpartition(_DIALLED_AT)
+        if not is_named:
+            return aio.secure_channel(address, credentials, options=_OPTIONS)
+        # Without these gRPC would look for the number in the certificate, which has names only.
+        host, _colon, _port = name.rpartition(":")
+        as_named = (("grpc.ssl_target_name_override", host), ("grpc.default_authority", name))
+        return aio.secure_channel(place, credentials, options=(*_OPTIONS, *as_named))
+
+
+def _is_number(host: str) -> bool:
+    """Return whether a host is an address already, which a certificate has as an address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _not_answered(error: aio.AioRpcError) -> NotAnswered:

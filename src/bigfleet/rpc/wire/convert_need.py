@@ -158,7 +158,9 @@ class ReceivedRollUp:
             # Reading takes the message apart, so what is made of the whole must have been made.
             self._digest = self.digest
             try:
-                self._outcome = _demand_from_wire(message, may_have_shapes=self._may_have_shapes)
+                self._outcome = _demand_from_wire(
+                    ClusterId(self._cluster_id), message, may_have_shapes=self._may_have_shapes
+                )
             except MalformedMessage as fault:
                 self._outcome = fault
             self._message = None
@@ -171,10 +173,15 @@ class ReceivedRollUp:
             assert self._unread is not None, "the message has been read, and with it what it was asked for"
             frame, start = self._unread
             try:
-                self._message = capacity_pb2.ClusterCapacityNeeds.FromString(frame[start:])
+                message = capacity_pb2.ClusterCapacityNeeds.FromString(frame[start:])
             except DecodeError as error:
                 raise MalformedMessage("rollup", f"could not be read: {error}") from error
-            self._rows = len(self._message.needs)
+            if message.cluster_id != self._cluster_id:
+                # The head has the first of several, which was compared with the session; a parser takes the last.
+                raise MalformedMessage("cluster_id", "is given twice with different values; give it once")
+            self._timestamp_unix_nanos = message.timestamp_unix_nanos
+            self._message = message
+            self._rows = len(message.needs)
         return self._message
 
 
@@ -185,11 +192,15 @@ class _Demand(NamedTuple):
     overheads: tuple[Overhead, ...]
 
 
-def _demand_from_wire(message: capacity_pb2.ClusterCapacityNeeds, *, may_have_shapes: bool) -> _Demand:
-    """Read every row; the message is of no use afterwards. No shapes are looked for where there are none."""
+def _demand_from_wire(
+    cluster: ClusterId, message: capacity_pb2.ClusterCapacityNeeds, *, may_have_shapes: bool
+) -> _Demand:
+    """Read every row as one of the cluster that was checked; the message is of no use afterwards.
+
+    No shapes are looked for where there are none.
+    """
     check_count("needs", len(message.needs), "rows", NEEDS_MAX)
-    check_text("cluster_id", message.cluster_id)
-    cluster = ClusterId(message.cluster_id)
+    check_text("cluster_id", cluster)
     read = _known_need_from_wire if len(message.needs) >= KNOWN_ROWS_MIN else _need_from_wire
     needs = tuple([read(cluster, row, index, may_have_shapes) for index, row in enumerate(message.needs)])
     return _Demand(needs, _overheads_from_wire(message.overheads))

@@ -1,6 +1,6 @@
 """Roll-ups that come while their cluster has to wait, over real gRPC (docs/spec/shard.md §4.4).
 
-Of such a one the shard reads the head alone when it comes, and the rest when it is its turn.
+The shard reads only the head of such a roll-up when it comes, and the rest when it is its turn.
 """
 
 import pytest

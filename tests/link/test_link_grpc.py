@@ -254,7 +254,7 @@ WILDCARD, REPLICA = "*.bigfleet-coordinator.ns.svc", "bigfleet-coordinator-0.big
 async def test_a_coordinator_s_certificate_has_the_name_that_the_shard_was_given(
     tmp_path: Path, hosts: tuple[str, ...], dialled: str, is_answered: bool
 ) -> None:
-    """Certificates in a cluster have names and no addresses, and a name is looked up for all of its addresses."""
+    """Certificates of a cluster have only names, and a name is looked up for all of its addresses."""
     certificates = Certificates.make(tmp_path / "certs")
     replica = Bearer(name="replica", uris=("bigfleet://admin",), hosts=hosts)
     mine = certificates.files(SHARD)

@@ -1,6 +1,6 @@
 """Roll-ups that come while their cluster has to wait, over real gRPC (docs/spec/shard.md §4.4).
 
-When such a roll-up comes, the shard reads only its head; it reads the rest when the cluster may go on.
+The shard reads only the head of such a roll-up when it comes, and the rest when it is its turn.
 """
 
 import pytest

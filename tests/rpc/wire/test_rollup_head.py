@@ -48,7 +48,7 @@ def varint(number: int) -> bytes:
     return bytes([*content, number])
 
 
-def told(read: Any) -> object:
+def outcome_of_reading(read: Any) -> object:
     """Return everything that a shard takes from a frame."""
     if not isinstance(read, ReceivedRollUp):
         return read
@@ -63,8 +63,8 @@ def outcome(content: bytes, known_digest: bytes | None, *, is_parsed: bool) -> o
     """Return what a shard takes from some bytes, "no frame" when it cannot."""
     try:
         if is_parsed:
-            return told(operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content)))
-        return told(operator_frame_from_bytes(content, known_digest))
+            return outcome_of_reading(operator_frame_from_wire(shard_pb2.OperatorMessage.FromString(content)))
+        return outcome_of_reading(operator_frame_from_bytes(content, known_digest))
     except (DecodeError, MalformedMessage):
         return "no frame"
 
@@ -158,7 +158,7 @@ def test_a_roll_up_that_waited_unread_says_what_the_parser_reads_or_is_refused(
     content = data.draw(twisted(frame_of(replace(sent, timestamp_unix_nanos=timestamp_unix_nanos))))
     head, parsed = head_of_rollup(content), outcome(content, None, is_parsed=True)
     try:
-        read = told(operator_frame_from_bytes(content, None, parses_rollups=False))
+        read = outcome_of_reading(operator_frame_from_bytes(content, None, parses_rollups=False))
     except (DecodeError, MalformedMessage):
         read = "no frame"
 
@@ -239,7 +239,7 @@ def test_a_head_that_is_cut_short_is_none(content: bytes) -> None:
     assert head_of_rollup(content) is None
 
 
-def test_rows_are_told_in_the_order_of_their_faults() -> None:
+def test_rows_are_named_in_the_order_of_their_faults() -> None:
     """What repeats from row to row is remembered, its faults are not: each row hears its own, first things first."""
     same = capacity_pb2.NodeSelectorRequirement(key="rack", operator=capacity_pb2.NodeSelectorRequirement.OPERATOR_SAME)
     bad = {"cpu": "x"}

@@ -5,7 +5,7 @@ Rows stand in id order, so every order by id is an order of integers. Everything
 changed since the buffer that it recycles was filled, or one copy of the columns when an old view is still being read.
 The shard's loop alone changes a store; an engine may read a view in another thread at the same time, because a view's
 columns and the entries of the vocabulary that it refers to are never written again while it lives. This module does not
-decide anything, and this module must never look at demand.
+decide anything, and must never look at demand.
 """
 
 import weakref

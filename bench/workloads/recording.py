@@ -60,6 +60,11 @@ class _Offer:
         return len(self.content)
 
     @property
+    def size_bytes(self) -> int:
+        """Zero: it was never on a wire."""
+        return 0
+
+    @property
     def digest(self) -> bytes:
         """Of the turn in which it was made."""
         return f"{self.cluster_id} {self.timestamp_unix_nanos}".encode()

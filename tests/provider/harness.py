@@ -63,8 +63,10 @@ async def fake_core(count: int = 6, **arguments: object) -> tuple[CapacityCore, 
 
 
 async def settle() -> None:
-    """Let everything that needs no time happen."""
+    """Let everything that needs no time happen, also on a machine that stood still for this millisecond."""
     await asyncio.sleep(0.001)
+    for _ in range(100):
+        await asyncio.sleep(0)
 
 
 async def state_of(core: CapacityCore, machine_id: str = SLOT) -> MachineState:

@@ -239,6 +239,7 @@ async def test_slots_move_with_their_quota_which_is_booked_before_the_recipient_
     await fleet.tell(EAST1, speculative=38)
     assert fleet.term.tables.quotas[key].slots_of == {EAST0: 102, EAST1: 298}
 
+
 @pytest.mark.rule("coordinator 7.3/1")
 async def test_slots_that_are_taken_back_bring_their_quota_back_once(tmp_path: Any) -> None:
     """Their recipient has refused them for good; the quota is booked before the donor is instructed."""

@@ -12,7 +12,7 @@ from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columnar.sorting import sort_by
 from bigfleet.engine.columns import store as store_module
 from bigfleet.engine.columns.objects import snapshot_of
-from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
+from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore, Vocabulary
 from bigfleet.engine.decision import ActionKind, Options
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.snapshot import Snapshot
@@ -259,7 +259,7 @@ def test_a_vocabulary_is_made_anew_when_little_of_it_is_used(monkeypatch: pytest
 def test_a_vocabulary_stays_in_proportion_to_what_machines_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand gangs on ten machines, one after the other: twice what is used and the spare, and few purges."""
     monkeypatch.setattr(store_module, "VOCABULARY_SPARE", 100)
-    store, sizes, vocabularies = ColumnStore(), [], []
+    store, sizes, vocabularies = ColumnStore(), list[int](), list[Vocabulary]()
     for gang in range(1000):
         store.insert(idle(gang % 10, assigned_group=f"gang-{gang}"), 5.0)
         vocabulary = store.snapshot().vocabulary

@@ -65,8 +65,7 @@ def test_a_row_with_pods_that_request_nothing_is_satisfied_only_if_they_have_a_p
         drawn = fleet(seed)
         nothing = DemandShape({}, 1 + seed % 40)
         demand = tuple(
-            replace(row, shapes=canonical_shapes((*row.shapes, nothing))) if row.shapes else row
-            for row in drawn.demand
+            replace(row, shapes=canonical_shapes((*row.shapes, nothing))) if row.shapes else row for row in drawn.demand
         )
         drawn = replace(drawn, demand=demand)
         decision = decided(drawn)

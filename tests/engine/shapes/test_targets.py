@@ -8,8 +8,7 @@ from bigfleet.engine.targets import ClassKey, Target, TargetClaim
 from bigfleet.model.states import CapacityType
 
 A, B = (
-    ClassKey("t4", "za", CapacityType.BARE_METAL, 1.0, 0.0, labels, (("cpu", 4000),))
-    for labels in ((), (("k", "v"),))
+    ClassKey("t4", "za", CapacityType.BARE_METAL, 1.0, 0.0, labels, (("cpu", 4000),)) for labels in ((), (("k", "v"),))
 )
 ROW, OTHER = ("c1", "f", ""), ("c1", "g", "")
 

@@ -16,6 +16,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import DemandShape, Overhead
 from bigfleet.operator import rollup_size
+from bigfleet.operator.demand import demand
 from bigfleet.operator.demand.capacity_requests import capacity_request
 from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.entries import ObjectKey, RequestEntry
@@ -402,6 +403,7 @@ def test_a_large_request_that_changes_again_and_again_takes_no_memory() -> None:
     tracemalloc.stop()
 
     assert grown_bytes < 2_000_000
+
 
 # ---- recounts ------------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ def test_a_machine_that_does_not_say_its_architecture_hosts_the_daemons_of_sever
     overhead = overhead_of(daemon_set(affinity=affinity([linux, ("kubernetes.io/arch", "In", ["amd64", "arm64"])])))
 
     assert overhead is not None
-    assert overhead.applies({}.get)
+    assert overhead.applies(dict[str, str]().get)
     assert overhead.applies({"kubernetes.io/arch": "arm64", "kubernetes.io/os": "linux"}.get)
     assert not overhead.applies({"kubernetes.io/arch": "s390x"}.get)
     assert not overhead.applies({"kubernetes.io/os": "windows"}.get)

@@ -1,6 +1,7 @@
 """Preflights of many drains at once: one after the other, with turns for other tasks, and each for a bounded time."""
 
 import asyncio
+from itertools import pairwise
 
 from bigfleet.operator.kubernetes.objects import NodeObject
 from bigfleet.operator.nodes.preflight import SLICE_SECONDS, Preflight
@@ -53,7 +54,7 @@ async def test_other_tasks_have_their_turn_while_a_forecast_runs() -> None:
 
     moments = turns.clock.turns_seconds
     assert len(moments) > 5
-    assert max(after - before for before, after in zip(moments, moments[1:], strict=False)) < 2 * SLICE_SECONDS
+    assert max(after - before for before, after in pairwise(moments)) < 2 * SLICE_SECONDS
 
 
 async def test_drains_that_are_judged_at_once_are_not_promised_the_same_room() -> None:

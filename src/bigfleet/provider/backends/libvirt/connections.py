@@ -95,9 +95,13 @@ class HostThreads:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if not self._is_closed or task is None or task.cancelling():
+            if not self._was_closed() or task is None or task.cancelling():
                 raise
             raise HostDown(f"{self._uri}: this connection was closed") from None
+
+    def _was_closed(self) -> bool:
+        """Return whether it is closed by now: it may be closed while a thread works."""
+        return self._is_closed
 
     def _run(self, job: Job[T]) -> T:
         hypervisor = self._opened()

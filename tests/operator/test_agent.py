@@ -48,6 +48,7 @@ from tests.operator.fake_shard import FakeShard, FakeStream
 pytestmark = pytest.mark.virtual_time
 
 ROOT = Path(__file__).resolve().parents[2]
+REPLICA_SET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "web", "controller": True}
 
 
 def granted_rights() -> AccessRights:
@@ -123,7 +124,7 @@ class World:
         self.server.put(
             PODS,
             {
-                "metadata": {"name": name, "namespace": "default"},
+                "metadata": {"name": name, "namespace": "default", "ownerReferences": [REPLICA_SET]},
                 "spec": {
                     "nodeName": node,
                     "containers": [{"name": "c", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}}],

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -59,22 +58,29 @@ run_program(app, "program")
 """
 
 
-def run_body(body: str, output: Path | None = None) -> subprocess.CompletedProcess[bytes]:
-    """Run a command of one statement, whose standard output is a file if one is given."""
-    command = [sys.executable, "-c", ONE_COMMAND.format(body=body)]
-    with open(output or os.devnull, "wb") as file:
-        return subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False)
+NO_SPACE = (
+    b"a file or standard output: No space left on device; "
+    b"it is not complete; make room on its disk, or check disk and mount"
+)
 
 
+def run_body(body: str, output: str = os.devnull, *options: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of one statement, with a standard output and options of the interpreter."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, *options, "-c", ONE_COMMAND.format(body=body)]
+    with open(output, "wb") as file:
+        return subprocess.run(command, stdout=file, stderr=subprocess.PIPE, env=environment, check=False)
+
+
+@pytest.mark.parametrize("options", [(), ("-u",)], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
     "body", ["sys.stdout.write('a line')", "typer.echo('a line')", "sys.stdout.write('a line' * 100_000)"]
 )
-def test_an_output_onto_a_full_disk_ends_in_one_line(body: str) -> None:
-    """Also what is written to the disk at the end alone."""
-    done = run_body(body, Path("/dev/full"))
+def test_an_output_onto_a_full_disk_ends_in_one_line(body: str, options: tuple[str, ...]) -> None:
+    """Also what reaches the disk only at the end."""
+    done = run_body(body, "/dev/full", *options)
 
-    said = b"program: standard output: No space left on device; the output is not complete; make room where it goes\n"
-    assert (done.returncode, done.stderr) == (1, said)
+    assert (done.returncode, done.stderr) == (1, b"program: " + NO_SPACE + b"\n")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ def test_an_output_onto_a_full_disk_ends_in_one_line(body: str) -> None:
         ),
         (
             "OSError(28, 'No space left on device')",
-            b"a file: No space left on device; make room on its disk, or check disk and mount",
+            NO_SPACE,
         ),
     ],
 )

@@ -174,7 +174,7 @@ async def test_a_key_that_would_not_read_back_is_not_written(tmp_path: Path) -> 
     path = tmp_path / "c.db"
     store = opened(path)
     row = Edit(RowKey(Table.DOMAINS, ("zone", "a\0b")), DomainRow(EAST, DomainState.ASSIGNED))
-    with pytest.raises(StoreUnavailable, match="domains: the key .* has a NUL character"):
+    with pytest.raises(StoreUnavailable, match=r"domains: the key .* has a NUL character"):
         store.restore([row], term=5)
     assert await store.load() == Tables()
     await store.close()

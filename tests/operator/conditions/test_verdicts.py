@@ -24,7 +24,6 @@ VERDICTS = frozenset({frames.CAPABILITY_NEED_STATUS})
 
 class Pods:
     def __init__(self) -> None:
-        #: By uid; the pods of these tests have one namespace.
         self.waits: dict[str, WaitingPod] = {}
 
     def get(self, pod: PodKey) -> WaitingPod | None:

@@ -118,8 +118,10 @@ def test_a_node_that_is_gone_is_forgotten() -> None:
 # ---- what the shard says of machines --------------------------------------------------------------------------------
 
 
-def reported(machine_id: str = "n", *, state: MachineState = MachineState.CONFIGURED, **facts: Any) -> NodeStateUpdate:
-    return NodeStateUpdate(machine_id=machine_id, cluster_id="c", state=state, **facts)
+def reported(
+    machine_id: str = "n", *, cluster_id: str = "c", state: MachineState = MachineState.CONFIGURED, **facts: Any
+) -> NodeStateUpdate:
+    return NodeStateUpdate(machine_id=machine_id, cluster_id=cluster_id, state=state, **facts)
 
 
 def test_an_empty_node_that_holds_less_than_the_shard_said_could_have_taken_the_pod() -> None:

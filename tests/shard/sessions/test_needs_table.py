@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bigfleet.engine.folding import folded_need
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.labels import ZONE
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Operator, Profile, Requirement
 from bigfleet.model.quantity import Family
 from bigfleet.model.shapes import DemandShape, Overhead
@@ -18,6 +18,9 @@ from bigfleet.shard.sessions import demand
 from bigfleet.shard.sessions.demand import NeedsTable
 from tests.engine.proof import in_proportion
 from tests.shard.world import need
+
+#: (arrival, rank) of a row's first sight.
+Rank = tuple[int, int]
 
 PROFILES = [
     replace(need("c1", "1").profile, priority=priority, interruption_bucket=bucket)
@@ -47,17 +50,30 @@ def test_the_order_is_that_of_one_sort_of_everything(story: list[tuple[str, list
         check_order(story)
 
 
+def first_sight(row: Need, left: list[tuple[Rank, RowKey]], taken: set[RowKey], now: Rank) -> Rank:
+    """Return arrival and rank of a new row: one of a group takes the earliest that a row of its group has left."""
+    same = [(rank, key) for rank, key in left if row.group and key[2] == row.group]
+    for rank, key in same:
+        if key not in taken:
+            taken.add(key)
+            return rank
+    return (same[0][0][0], now[1]) if same else now
+
+
 def check_order(story: list[tuple[str, list[Need], bool]]) -> None:
     """Replace as told, and compare the order with one sort of everything."""
     table = NeedsTable()
-    ranks: dict[tuple[str, str, str], tuple[int, int]] = {}
+    ranks: dict[RowKey, Rank] = {}
     for moment, (cluster, reported, looks) in enumerate(story, start=1):
         said = [replace(row, cluster=ClusterId(cluster)) for row in reported]
         table.replace(cluster, said, now_unix_nanos=moment)
-        kept = {row.key for row in said}
-        ranks = {key: rank for key, rank in ranks.items() if key[0] != cluster or key in kept}
+        reported_keys = {row.key for row in said}
+        left = sorted((rank, key) for key, rank in ranks.items() if key[0] == cluster and key not in reported_keys)
+        ranks = {key: rank for key, rank in ranks.items() if key[0] != cluster or key in reported_keys}
+        taken: set[RowKey] = set()
         for row in said:
-            ranks.setdefault(row.key, (moment, len(ranks) + 1000 * moment))
+            if row.key not in ranks:
+                ranks[row.key] = first_sight(row, left, taken, (moment, len(ranks) + 1000 * moment))
         if looks:
             table.in_list_order()
     everything = [row for cluster in ("a", "b", "c") for row in table.rows_of(cluster)]

@@ -21,6 +21,7 @@ from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.profile import Profile
+from bigfleet.model.shapes import PODS
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.cycle.shortfall_ages import ShortfallAges, next_ages, short_of_cycle
@@ -51,7 +52,12 @@ def residuals(result: RowResult, lacking: Vector, context: ViewContext) -> Itera
         failing=context.failing.get(key),
     )
     split = split_residual(result.members, vector.subtract(result.need.aggregate, short))
-    return ((member, residual) for member, residual in split if residual)
+    # Pods that request nothing are in no aggregate; rows that are decided over pods have one member.
+    pods = short.get(PODS, 0) if PODS not in result.need.aggregate else 0
+    for member, residual in split:
+        lacking = {**residual, PODS: pods} if pods else residual
+        if lacking:
+            yield member, lacking
 
 
 def unmet_one_by_one(short: Sequence[RowResult], context: ViewContext, fits: Fits) -> Iterator[Unmet]:

@@ -81,11 +81,13 @@ def _fail_file(error: OSError, name: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
-        if place is None:
-            place, advice = "standard output", "the output is not complete; make room where it goes"
     if place is None:
         if error.errno not in _OF_DISKS:
             raise error
-        place, advice = "a file", "make room on its disk, or check disk and mount"
+        # Which of both it was cannot be seen from the error: without buffers the output fails where it is written.
+        place, advice = (
+            "a file or standard output",
+            "it is not complete; make room on its disk, or check disk and mount",
+        )
     echo(f"{name}: {place}: {error.strerror or error}; {advice}", err=True)
     sys.exit(1)

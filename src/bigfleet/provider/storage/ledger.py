@@ -413,7 +413,7 @@ def _needs(record: Record, sealed: Sealed) -> bool:
     return record.state is MachineState.CONFIGURING and operation is not None and operation.id == sealed.operation_id
 
 
-def _answer(entry: _Pending, result: Record | None | Exception) -> None:
+def _answer(entry: _Pending, result: Record | Exception | None) -> None:
     """Give a turn what became of its change, unless it went away."""
     if entry.done.done():
         return

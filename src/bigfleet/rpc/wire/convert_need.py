@@ -36,6 +36,8 @@ VALUES_MAX = 1_000
 #: Bytes of what is shared; what is larger is read each time. An ordinary row has 100 to 400. Caches count entries, and
 #: must not be filled with rows that are as long as the bounds allow.
 SHARED_BYTES_MAX = 4_096
+#: The same of one requirement. A list of fifty instance types has 600.
+REQUIREMENT_BYTES_MAX = 1_024
 #: Requirements that are shared: they repeat from roll-up to roll-up and over the rows of one.
 _REQUIREMENTS_CACHED_MAX = 16_384
 #: Profiles that are shared: every cluster asks for much the same kinds of machine.
@@ -299,7 +301,7 @@ def requirements_from_wire(messages: Iterable[capacity_pb2.NodeSelectorRequireme
 
 
 def _requirement(key: str, operator: Operator, values: tuple[str, ...]) -> Requirement:
-    if len(key) + sum(map(len, values)) + len(values) > SHARED_BYTES_MAX:
+    if len(key) + sum(map(len, values)) + len(values) > REQUIREMENT_BYTES_MAX:
         return Requirement(key, operator, values)
     return _shared_requirement(key, operator, values)
 

@@ -28,11 +28,14 @@ class ListedRows(tuple[Need, ...]):
     come: Sequence[int]
     #: The rows in columns, None where no one has read them.
     columns: ListedColumns | None
+    #: Whether a row says of which pods it consists; None where no one has looked.
+    says_pods: bool | None
 
     def __new__(cls, rows: Iterable[Need] = ()) -> "ListedRows":
         """Make a listing of which nothing is known but its rows."""
         listed = super().__new__(cls, rows)
-        listed.moment, listed.since, listed.gone, listed.come, listed.columns = object(), None, (), (), None
+        listed.moment, listed.since, listed.gone, listed.come = object(), None, (), ()
+        listed.columns, listed.says_pods = None, None
         return listed
 
     def followed_by(self, rows: Iterable[Need], *, gone: Sequence[int], come: Sequence[int]) -> "ListedRows":

@@ -26,6 +26,7 @@ from bigfleet.engine.decision import (
     RowResult,
     unheard,
 )
+from bigfleet.engine.demand_order import ListedRows
 from bigfleet.engine.folding import folded_need
 from bigfleet.engine.parking import stamp_parked, with_members_of
 from bigfleet.engine.reference.preempt import grace_seconds
@@ -46,8 +47,15 @@ from bigfleet.model.vector import Vector
 
 
 def says_pods(demand: Sequence[Need]) -> bool:
-    """Return whether any row says of which pods it consists: then the decision is one over pods."""
-    return any(has_pods(need) for need in demand)
+    """Return whether any row says of which pods it consists: then the decision is one over pods.
+
+    The rows of a demand table are looked at once: a cycle asks more than once, and most repeat the demand before.
+    """
+    if not isinstance(demand, ListedRows):
+        return any(has_pods(need) for need in demand)
+    if demand.says_pods is None:
+        demand.says_pods = any(has_pods(need) for need in demand)
+    return demand.says_pods
 
 
 def decide(snapshot: Snapshot, demand: Sequence[Need], options: Options) -> Decision:

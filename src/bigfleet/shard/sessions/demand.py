@@ -181,7 +181,7 @@ class NeedsTable:
         if self._replaced:
             changes = [_Change.between(self._placed.get(name, ()), new) for name, new in self._replaced.items()]
             moves = sum(len(change.gone) + len(change.come) for change in changes)
-            if moves > MOVES_MAX or self._reader.has_spare_clusters:
+            if moves > MOVES_MAX:
                 self._merge()
                 self._ordered = ListedRows(self._in_order)
             else:
@@ -197,7 +197,9 @@ class NeedsTable:
                     self._placed.pop(cluster, None)
             self._replaced = {}
             self._ordered_buckets = bytes(self._buckets)
-            self._ordered.columns = self._reader.listed()
+            self._ordered.columns = self._reader.listed(self._in_order)
+            if not self._reader.is_reading:
+                self._ordered.says_pods = False
         return self._ordered
 
     def buckets_in_list_order(self) -> bytes:
@@ -217,7 +219,7 @@ class NeedsTable:
         self._entries = entries
         self._in_order = [entry[-1] for entry in entries]
         self._buckets = bytearray([row.profile.interruption_bucket for row in self._in_order])
-        self._reader.list_again(self._in_order)
+        self._reader.reorder()
 
     def _patch(self, change: "_Change") -> None:
         for entry in change.gone:

@@ -30,21 +30,22 @@ class DemandReader:
         self._numbers = RowNumbers(Lock())
         #: Of all and only the clusters with rows, from the first row with shapes on.
         self._blocks: dict[str, ArrivedRows] = {}
-        self._is_reading = False
+        #: Whether a row with shapes has come; before, no row says pods.
+        self.is_reading = False
         self._clusters: list[str] = []
         self._number_of: dict[str, int] = {}
-        #: The number of the cluster of each row, in list order.
-        self._cluster = array("i")
+        #: The number of the cluster of each row, in list order; None until the columns are wanted of another order.
+        self._cluster: array[int] | None = None
 
     def replace(self, cluster: str, needs: Sequence[Need], others: Iterable[tuple[str, Sequence[Need]]]) -> None:
         """Take in a cluster's rows, in list order, in the place of its former ones; `others` are all other rows."""
         if not needs:
             self._blocks.pop(cluster, None)
             return
-        if not self._is_reading:
+        if not self.is_reading:
             if not any(need.shapes or need.waiting for need in needs):
                 return
-            self._is_reading = True
+            self.is_reading = True
             self._blocks = {name: ArrivedRows(self._numbers, tuple(rows)) for name, rows in others}
         elif self._has_spare_numbers():
             self._numbers = RowNumbers(Lock())
@@ -63,30 +64,33 @@ class DemandReader:
         size = self._numbers.size
         return size > NUMBERS_MAX and size > NUMBERS_MAX + 2 * sum(rows.shapes for rows in self._blocks.values())
 
-    @property
-    def has_spare_clusters(self) -> bool:
-        """Whether most of the numbered clusters have no rows, so that all rows should be listed again."""
-        return len(self._clusters) > 2 * len(self._blocks) + SPARE_CLUSTERS
-
-    def list_again(self, needs: Iterable[Need]) -> None:
-        """Have all rows in this order."""
-        self._clusters, self._number_of = [], {}
-        self._cluster = array("i", [self._number(need.cluster) for need in needs])
+    def reorder(self) -> None:
+        """Forget the order of the rows: many of them have come or gone."""
+        self._cluster = None
 
     def delete(self, place: int) -> None:
         """Have no row at a place of the list."""
-        del self._cluster[place]
+        if self._cluster is not None:
+            del self._cluster[place]
 
     def insert(self, place: int, need: Need) -> None:
         """Have a row at a place of the list."""
-        self._cluster.insert(place, self._number(need.cluster))
+        if self._cluster is not None:
+            self._cluster.insert(place, self._number(need.cluster))
 
-    def listed(self) -> ListedColumns | None:
-        """Return the columns of all rows as they are listed; None while no row has shapes."""
-        if not self._is_reading or not self._blocks:
+    def listed(self, needs: Iterable[Need]) -> ListedColumns | None:
+        """Return the columns of all rows, in the order in which they are given; None while no row has shapes."""
+        if not self.is_reading or not self._blocks:
             return None
+        if self._cluster is None or self._has_spare_clusters():
+            self._clusters, self._number_of = [], {}
+            self._cluster = array("i", [self._number(need.cluster) for need in needs])
         cluster = np.array(self._cluster, np.int32)
         return ListedColumns(self._numbers, dict(self._blocks), list(self._clusters), cluster)
+
+    def _has_spare_clusters(self) -> bool:
+        """Return whether most of the numbered clusters have no rows, so that all rows should be numbered again."""
+        return len(self._clusters) > 2 * len(self._blocks) + SPARE_CLUSTERS
 
     def _number(self, cluster: str) -> int:
         number = self._number_of.setdefault(cluster, len(self._clusters))

@@ -170,15 +170,21 @@ def _refused(keyword: str, argument: Any) -> tuple[Any, str]:
         case "minimum":
             return argument - 1, f"minimum: got {argument - 1}, want {argument}"
         case "maximum":
-            # With or without separators, as helm writes numbers.
-            got, want = (f"{number:,}".replace(",", ",?") for number in (argument + 1, argument))
-            return argument + 1, f"maximum: got {got}, want {want}"
+            return argument + 1, f"maximum: got {_printed(argument + 1)}, want {_printed(argument)}"
         case "minItems":
             return [], f"minItems: got 0, want {argument}"
         case "minProperties":
             return {}, f"minProperties: got 0, want {argument}"
         case _:
             raise KeyError(keyword)
+
+
+def _printed(number: int) -> str:
+    """Return a pattern of a number as helm prints it: a large one as a float."""
+    if number < 1_000_000:
+        return str(number)
+    mantissa, _, exponent = f"{number:.9e}".partition("e+")
+    return f"{mantissa}×10{exponent.translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))}".replace(".", r"\.")
 
 
 def _other_type(kinds: Sequence[str]) -> Any:

@@ -277,7 +277,7 @@ def test_the_notes_delete_each_pod_that_waits_for_it_and_no_other(case: str) -> 
     done = run_program("helm", "install", "fleet", str(CHARTS / chart), *words)
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.partition("NOTES:")[2].splitlines()]
-    deleted = [line for line in lines if " delete " in line]
+    deleted = [line for line in lines if line.startswith("kubectl ") and " delete " in line]
     waiting = {
         f"kubectl -n {NAMESPACE} delete pod {each['metadata']['name']}-{number}": each["metadata"]["name"]
         for each in case_objects(case)

@@ -183,7 +183,7 @@ def _lost_verdict(patch: pytest.MonkeyPatch) -> None:
             await before(self, job, verdict)
 
     patch.setattr(provider_work.OperationRunner, "_settle", settle)
-    patch.setattr(StuckTransitions, "look", lambda *_arguments: None)
+    patch.setattr(StuckTransitions, "look", lambda *_arguments, **_may_call: None)
 
 
 @defect("fixed capacity is deleted when asked", "S16", posture="execute")

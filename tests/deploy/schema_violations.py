@@ -180,9 +180,9 @@ def _refused(keyword: str, argument: Any) -> tuple[Any, str]:
 
 
 def _printed(number: int) -> str:
-    """Return a pattern of a number as helm prints it: a large one as a float."""
+    """Return a pattern of a number as helm prints it: with separators, and a large one as a float."""
     if number < 1_000_000:
-        return str(number)
+        return f"{number:,}"
     mantissa, _, exponent = f"{number:.9e}".partition("e+")
     return f"{mantissa}×10{exponent.translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))}".replace(".", r"\.")
 

@@ -244,14 +244,21 @@ def _settle_arrived(
     own = rows[view.shard_id]
     if own.kind is RowKind.RELEASED:
         done.confirmed.append(machine_id)
-    elif own.kind is RowKind.ADOPTED and own.version < latest:
-        # A shard that was removed and lives after all, or whose file was restored from a backup.
+    elif _is_former_holder(own, latest):
         done.instructions.append(_note(machine_id, latest, view.shard_id, holder))
     if view.shard_id == holder:
         giver = own.other
         known = peers.views.get(giver)
         if giver != holder and known is not None and known.is_current and machine_id not in known.assumed.rows:
             done.instructions.append(_note(machine_id, latest, giver, holder))
+
+
+def _is_former_holder(own: OwnershipRow, latest: OwnershipVersion) -> bool:
+    """Return whether a shard holds what is elsewhere by now.
+
+    It was removed and lives after all, or its file was restored from a backup.
+    """
+    return own.kind is RowKind.ADOPTED and own.version < latest
 
 
 def _hand_on(

@@ -78,6 +78,8 @@ def _a_lower_turn_replaces_a_row(patch: pytest.MonkeyPatch) -> None:
         return Owned(base=self.base, domains=self.domains, leaving=self.leaving, rows={**self.rows, machine_id: row})
 
     patch.setattr(Owned, "_with", with_row)
+    # The note for a former holder would mend what a lower turn has replaced.
+    patch.setattr(ownership_reconcile, "_is_former_holder", lambda _own, _latest: False)
 
 
 #: Chance finds these.

@@ -9,6 +9,7 @@ from bigfleet.coordinator import ephemeral_state, ownership_reconcile
 from bigfleet.coordinator.ephemeral_state import EphemeralState, ReceivedReport
 from bigfleet.coordinator.leader import Leader
 from bigfleet.coordinator.ownership_reconcile import OwnershipView, PeerViews
+from bigfleet.link import inbox
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.ownership import Owned, OwnershipRow, RowKind
 
@@ -78,8 +79,8 @@ def _a_lower_turn_replaces_a_row(patch: pytest.MonkeyPatch) -> None:
         return Owned(base=self.base, domains=self.domains, leaving=self.leaving, rows={**self.rows, machine_id: row})
 
     patch.setattr(Owned, "_with", with_row)
-    # The note for a former holder would mend what a lower turn has replaced.
-    patch.setattr(ownership_reconcile, "_is_former_holder", lambda _own, _latest: False)
+    # A repeated instruction that is carried out again mends what a lower turn has replaced.
+    patch.setattr(inbox, "_follows_from_rows", lambda _instruction: False)
 
 
 #: Chance finds these.

@@ -4,7 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUNTIME := $(VENV)/.runtime
 STAMP := $(VENV)/.synced
-UV := $(shell command -v uv 2>/dev/null)
 ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
@@ -16,6 +15,8 @@ SEED ?= 1
 
 # Tests start hundreds of processes: none of them may compile every module to bytecode again.
 unexport PYTHONDONTWRITEBYTECODE
+# Where tools/install.sh puts the uv that it fetches.
+export PATH := $(PATH):$(CURDIR)/.cache/uv
 
 .DEFAULT_GOAL := help
 .PHONY: help up kernels test test-slow test-long certify-aws test-kubernetes test-kubernetes-slow controlplane helm image image-lock release release-check kubernetes-demo soak fuzz lint types format libvirt bench proto docs sbom audit lock setup clean
@@ -23,29 +24,15 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The lock files pin every version with its hashes: what BigFleet needs to run, and that with all that develops it. uv
-# reads them when it is there, pip otherwise. What is not for development takes half the room and half the time; its
-# bytecode is written when a module is first imported, as uv does it: most modules never are.
-define install
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "BigFleet needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@echo "installing $(1) into $(VENV)"
-	@$(if $(UV),\
-	  uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
-	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $(1) && \
-	  uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .,\
-	  $(PYTHON) -m venv $(VENV) && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(filter requirements.lock,$(1)),--no-compile) --require-hashes \
-	    --requirement $(1) && \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .)
-endef
+# The lock files pin every version with its hashes: what BigFleet needs to run, and that with all that develops it.
+install := @sh tools/install.sh $(PYTHON)
 
 $(RUNTIME): requirements.lock pyproject.toml
-	$(call install,requirements.lock)
+	$(install) $< $(VENV) --project
 	@touch $@
 
 $(STAMP): requirements-dev.lock requirements.lock pyproject.toml
-	$(call install,requirements-dev.lock)
+	$(install) $< $(VENV) --project
 	@touch $(RUNTIME) $@
 
 setup: $(STAMP) ## create .venv with all that develops BigFleet
@@ -101,9 +88,7 @@ release: image sbom ## build a release of this commit: build/release; make relea
 LIBVIRT := $(VENV)/.libvirt
 $(LIBVIRT): requirements-libvirt.lock $(STAMP)
 	@pkg-config --exists libvirt || { echo "libvirt-dev and pkg-config are missing: apt-get install libvirt-dev pkg-config gcc python3-dev"; exit 1; }
-	@$(if $(UV),\
-	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $<,\
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
+	$(install) $< $(VENV)
 	@touch $@
 
 libvirt: $(LIBVIRT) ## build libvirt's Python binding, with which the tests of real virtual machines run
@@ -154,9 +139,7 @@ soak: $(STAMP) ## run the world of faults, seed after seed: make soak FOR=8h SEE
 
 FUZZING := $(VENV)/.fuzzing
 $(FUZZING): requirements-fuzz.lock $(STAMP)
-	@$(if $(UV),\
-	  uv pip install --quiet --python $(BIN)/python --require-hashes --requirements $<,\
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
+	$(install) $< $(VENV)
 	@touch $@
 
 fuzz: $(FUZZING) ## fuzz the readers of input from outside, guided by coverage: make fuzz FOR=10m ARGS="--only pod --keep"
@@ -190,27 +173,21 @@ lock: ## resolve the versions again (needs uv)
 	$(COMPILE) --upgrade --group pyproject.toml:fuzz --output-file requirements-fuzz.lock
 	$(COMPILE) --upgrade --group pyproject.toml:libvirt --output-file requirements-libvirt.lock
 	$(COMPILE) --upgrade --group pyproject.toml:supply --output-file requirements-supply.lock
+	$(COMPILE) --upgrade --group pyproject.toml:uv --output-file requirements-uv.lock
 
 # Tools that build the site or look at the lock file: nothing that builds or runs BigFleet needs them.
-define sync
-	@$(if $(UV),\
-	  uv venv --quiet --allow-existing --python $(PYTHON) $(1) && \
-	  uv pip sync --quiet --python $(1)/bin/python --require-hashes $<,\
-	  $(PYTHON) -m venv $(1) && \
-	  $(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<)
-	@touch $@
-endef
-
 DOCS_VENV := .venv-docs
 DOCS_STAMP := $(DOCS_VENV)/.synced
 SUPPLY_VENV := .venv-supply
 SUPPLY_STAMP := $(SUPPLY_VENV)/.synced
 
 $(DOCS_STAMP): requirements-docs.lock
-	$(call sync,$(DOCS_VENV))
+	$(install) $< $(DOCS_VENV)
+	@touch $@
 
 $(SUPPLY_STAMP): requirements-supply.lock
-	$(call sync,$(SUPPLY_VENV))
+	$(install) $< $(SUPPLY_VENV)
+	@touch $@
 
 docs: $(DOCS_STAMP) ## check the links of the documentation and build the site: build/site/index.html
 	@$(DOCS_VENV)/bin/python -m tools.docs_site build/docs

@@ -36,6 +36,7 @@ def checkout(tmp_path: Path) -> Path:
     calls = '#!/bin/sh\necho "libvirt=$BIGFLEET_REQUIRE_LIBVIRT release=$BIGFLEET_RELEASE_DIR $*" >> calls\n'
     executable(tmp_path / ".venv" / "bin" / "python", calls)
     (tmp_path / "requirements-libvirt.lock").touch()
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
     return tmp_path
 
 

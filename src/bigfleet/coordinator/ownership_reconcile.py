@@ -41,13 +41,17 @@ class OwnershipView:
     is_current: bool
     #: Instructions of the last answer to this shard, in their order; counted as done until it reports again.
     answered: tuple[Instruction, ...] = ()
+    _assumed: Owned | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def assumed(self) -> Owned:
-        """What it owns if it has carried out the last answer."""
-        owned = self.reported
-        for instruction in self.answered:
-            owned = owned_after(owned, instruction, me=self.shard_id)
+        """What it owns if it has carried out the last answer; it is made once, and asked for with each machine."""
+        owned = self._assumed
+        if owned is None:
+            owned = self.reported
+            for instruction in self.answered:
+                owned = owned_after(owned, instruction, me=self.shard_id)
+            object.__setattr__(self, "_assumed", owned)
         return owned
 
 

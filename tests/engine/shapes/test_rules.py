@@ -323,6 +323,18 @@ def test_a_gang_whose_domain_a_higher_row_used_up_takes_another_one_and_preempts
     assert sorted(acted(decision)) == [("Provision", name) for name in ("a0", "a1", "b0", "b1", "b2", "b3")]
 
 
+def test_a_gang_whose_only_domain_a_higher_row_used_up_is_short_of_machines_and_not_of_a_domain() -> None:
+    """It would be parked as one that no domain can host, and look again only every 32 cycles."""
+    same = (Requirement(ZONE, Operator.SAME, ()),)
+    higher = dataclasses.replace(row(2000, _whole(4)), cluster=ClusterId("p"))
+    gang = row(1000, _whole(4), group="g", requirements=same)
+
+    decision = decided([m4(f"a{n}", S.IDLE) for n in range(4)], [higher, gang], reported=frozenset({"c", "p"}))
+
+    assert placed(decision) == [4, 0]
+    assert decision.rows[1].satisfiable
+
+
 # ---- victims -----------------------------------------------------------------------------------------------------
 
 

@@ -149,3 +149,23 @@ def test_a_row_that_lost_machines_of_one_zone_stands_as_planned() -> None:
 
     assert placed(decision) == [22]
     assert acted(decision) == []
+
+
+def test_a_row_with_room_in_its_own_cluster_preempts_nothing() -> None:
+    """Its composition left zone c out; the machine there, which came later, has room for the pod that is short."""
+    machines = [full("a", 4), full("b", 4), full("c", 1)]
+    victim = m4("victim", S.CONFIGURED, "a", cluster=ClusterId("v"), assigned_priority=10)
+    need = row(100, DemandShape(pods(1000, 1).resources, 9), spreads=SPREAD)
+    low = dataclasses.replace(row(10, pods(1000, 1)), cluster=ClusterId("v"))
+    keys = [class_key(machine) for machine in machines]
+    claims = tuple(TargetClaim(key, 0, 1, need.key, 0, 4) for key in keys[:2])
+
+    decision = decided(
+        [*machines, victim],
+        [need, low],
+        reported=frozenset({"c", "v"}),
+        targets={C: Target(dict.fromkeys(keys, 1), claims)},
+    )
+
+    assert acted(decision) == []
+    assert placed(decision) == [8, 1]

@@ -15,6 +15,8 @@ from bigfleet.model import labels
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, ReclaimInstruction
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import PreemptedFor
+from bigfleet.model.need import Need
+from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.ports import RefusalKind, ShardSettings, TransitionAck
 from tests.shard.world import FakeOperator, ScriptedProvider, World, machine, need
@@ -168,6 +170,36 @@ async def test_slow_drains_of_one_cluster_leave_slots_and_places_to_the_others()
         assert world.state("idle") is S.CONFIGURING
     begun = [record for record in world.shard.ledger.history if not record.is_counted_only]
     assert sorted(record.action.kind for record in begun) == [ActionKind.BOOTSTRAP, *2 * [ActionKind.RECLAIM]]
+
+
+def of_type(name: str, row: Need) -> Need:
+    """Return the row for machines of another type."""
+    wanted = (Requirement("node.kubernetes.io/instance-type", Operator.IN, (name,)),)
+    return replace(row, profile=replace(row.profile, requirements=wanted))
+
+
+@pytest.mark.rule("shard 8/9")
+async def test_a_preemption_does_not_wait_for_the_reclaims_that_took_its_clusters_places() -> None:
+    """Two reclaims of red wait for its operator, which does not answer; the third machine is preempted all the same."""
+    few = ShardSettings(execute_concurrency_max=2, execute_waiting_max=4)
+    settings = replace(few, reclaim_cap_fraction=0.0, removal_brake=False)
+    large = {"instance_type": "t16", "allocatable": {"cpu": "16", "memory": "64Gi"}, "assigned_priority": 10}
+    excess = (machine(f"m{number}", S.CONFIGURED, cluster="red") for number in range(3))
+    world = await world_of(*excess, machine("large", S.CONFIGURED, cluster="red", **large), settings=settings)
+    red, blue = world.connect("red"), world.connect("blue")
+    red.drain = None
+    red.report(of_type("t16", need("red", "16", priority=10)))
+    async with working(world):
+        for _ in range(3):
+            await world.step()
+            await world.shard._clock.sleep(10)
+        assert world.metric("execute_waiting", **{"for": "drain"}) == 2
+        blue.report(of_type("t16", need("blue", "16", priority=1000)))
+        for _ in range(2):
+            await world.step()
+            await world.shard._clock.sleep(10)
+
+        assert world.state("large") is S.DRAINING
 
 
 # ---- §9.2: Provision and Bootstrap ------------------------------------------------------------------------------

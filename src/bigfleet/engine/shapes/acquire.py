@@ -164,6 +164,8 @@ def _acquire(row: RowState, fleet: DecisionState, prices: Prices) -> None:
     choose_again(row, fleet)
     if row.has_left and row.may_acquire:
         _acquire_in_domain(row, fleet, prices)
+    # A domain could host it before higher rows took its machines: it is short of machines, not of a domain.
+    row.is_satisfiable = True
 
 
 def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> None:

@@ -25,6 +25,9 @@ def preempt(fleet: DecisionState) -> None:
         return
     coming = _coming(fleet)
     for row in short:
+        if _is_spread(row):
+            # What its spread leaves out of the cluster's machines has room there, for which no machine is preempted.
+            place_row(row, row.cluster.hosts)
         _count_coming(row, coming.get(row.need.key, []), fleet)
         if row.has_left:
             _pick(row, fleet)

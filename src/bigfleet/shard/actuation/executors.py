@@ -336,7 +336,7 @@ class Executors:
             record.message = "the session of its cluster has ended; the reclaim waits for the next one"
             return ActionOutcome.STALE
         awaits_result = session is not None and session.can(CAPABILITY_DRAIN_RESULT)
-        if awaits_result and not self.slots.may_wait("drain", machine.cluster):  # D2+
+        if awaits_result and is_delayable(action) and not self.slots.may_wait("drain", machine.cluster):  # D2+
             record.message, record.is_counted_only = "too many drains wait for operators; it begins later", True
             return ActionOutcome.STALE
         if session is not None:  # D2: the instruction leaves before the state frame that drive() sends

@@ -4,6 +4,8 @@ import asyncio
 import json
 import stat
 import threading
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from bigfleet.cli.provider.admin_socket import admin_path
 from bigfleet.cli.provider.command import app
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Host, MachineView, Op
+from bigfleet.provider.backend import ExistingHost, Host, MachineView, Op, Slot
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.kit.administration import AdminRefused
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.lifecycle import failed, recovered_serving
+from bigfleet.provider.records.record import ErrorCode
 from bigfleet.provider.records.refusal import Code
+from bigfleet.provider.storage.ledger import Change
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from tests.patience import PATIENCE_SECONDS
 from tests.provider.harness import (
@@ -192,6 +197,109 @@ async def test_each_command_is_one_audit_line() -> None:
         "error": "HOST_LOST: pulled out",
     }
     assert audits[2]["after"] == {"state": "IDLE", "host": "host-fake-0", "cluster": "", "error": ""}
+
+
+class Marked(FakeBackend):
+    """Shows hosts in a cluster by a mark of its own; removing it takes a while, or fails."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.marks: dict[str, str] = {}
+        self.error: Exception | None = None
+        self.seconds = 0.0
+        self.removals = 0
+
+    async def inventory(self) -> Iterable[Slot]:
+        return [
+            replace(fact, in_cluster=self.marks.get(fact.id, "")) if isinstance(fact, ExistingHost) else fact
+            for fact in await super().inventory()
+        ]
+
+    async def mark_out_of_service(self, machine: MachineView) -> None:
+        self.removals += 1
+        await asyncio.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        self.marks.pop(machine.id, None)
+
+
+async def marked_core() -> tuple[CapacityCore, Marked]:
+    """Return a core with a failed machine that is bound, and whose host the backend shows in its cluster."""
+    backend = Marked()
+    core = await started(make_core(backend, options=NO_WAY_OUT))
+    await bring_to(core, S.CONFIGURED)
+    backend.marks[SLOT] = "c-1"
+    await lost(core)
+    return core, backend
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("target", "removals"), [("idle", 1), ("speculative", 1), ("configured", 0)])
+async def test_a_backend_hears_which_machine_a_person_takes_out_of_service(target: str, removals: int) -> None:
+    core, backend = await marked_core()
+    await core.administration.recover(WHO, SLOT, target, is_out_of_service=True)
+    assert backend.removals == removals
+    await asyncio.sleep(1000)
+    # What is a slot with a host is an orphan: IDLE.
+    assert await state_of(core) is (S.CONFIGURED if target == "configured" else S.IDLE)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("error", "seconds", "cause"),
+    [(RuntimeError("no route to host"), 0.0, "RuntimeError: no route to host"), (None, 1000.0, "no answer in 20 s")],
+    ids=["error", "timeout"],
+)
+async def test_a_mark_that_is_not_removed_refuses_the_recovery_and_changes_nothing(
+    error: Exception | None, seconds: float, cause: str
+) -> None:
+    core, backend = await marked_core()
+    before = await core.get(SLOT)
+    backend.error, backend.seconds = error, seconds
+    with pytest.raises(AdminRefused) as refusal:
+        await core.administration.recover(WHO, SLOT, "idle", is_out_of_service=True)
+    assert str(refusal.value) == (
+        f"the backend did not mark host host-fake-0 of {SLOT} as out of service: {cause}; "
+        "the machine is still FAILED, repeat the command"
+    )
+    assert await core.get(SLOT) == before
+    await settle()
+    backend.error, backend.seconds = None, 0.0
+    await core.administration.recover(WHO, SLOT, "idle", is_out_of_service=True)
+    assert await state_of(core) is S.IDLE
+
+
+@pytest.mark.virtual_time
+async def test_two_people_do_not_take_a_machine_out_of_service_at_once() -> None:
+    """The second removal could meet the mark of the next Configure. Calls for other machines go on."""
+    core, backend = await marked_core()
+    backend.seconds = 10.0
+    first = asyncio.ensure_future(core.administration.recover(WHO, SLOT, "idle", is_out_of_service=True))
+    await settle()
+    with pytest.raises(AdminRefused, match="still under way"):
+        await core.administration.recover(WHO, SLOT, "idle", is_out_of_service=True)
+    await core.create("fake-1")
+    await settle()
+    assert await state_of(core, "fake-1") is S.IDLE
+    await first
+    assert (await state_of(core), backend.removals) == (S.IDLE, 1)
+
+
+@pytest.mark.virtual_time
+async def test_a_machine_that_failed_again_during_the_command_is_left_alone() -> None:
+    """The person spoke of the cluster of before."""
+    core, backend = await marked_core()
+    backend.seconds = 10.0
+    call = asyncio.ensure_future(core.administration.recover(WHO, SLOT, "idle", is_out_of_service=True))
+    await settle()
+    async with core._ledger.turn(SLOT) as record:
+        assert record is not None
+        serving = recovered_serving(record, Host(ref=record.machine.host.ref), "fake", 0)
+        await core._ledger.commit(Change(record=serving))
+        await core._ledger.commit(Change(record=failed(serving, ErrorCode.HOST_LOST, "again", 0)))
+    with pytest.raises(AdminRefused, match="changed during the command; check it"):
+        await call
+    assert (await core.get(SLOT)).machine.last_error == "HOST_LOST: again"
 
 
 # ---- the socket and the command -----------------------------------------------------------------------------------

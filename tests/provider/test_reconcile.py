@@ -91,6 +91,35 @@ async def test_a_host_that_serves_a_cluster_unknown_to_the_state_is_never_idle()
     assert await state_of(core, "fake-1") is S.CONFIGURED
 
 
+async def test_a_node_that_stays_ready_for_a_while_after_its_drain_leaves_the_machine_idle() -> None:
+    """A Node stays Ready for 40 to 50 s after its kubelet ended; passes may follow each other faster."""
+    backend = ServingHosts()
+    core = await started(make_core(backend, options=replace(NO_WAY_OUT, reconcile_interval_seconds=10.0)))
+    await bring_to(core, S.CONFIGURED, SLOT, "red")
+    backend.in_cluster = {SLOT: "red"}
+    await core.drain(SLOT, 0)
+    await settle()
+    for _ in range(50):
+        assert await state_of(core) is S.IDLE
+        await asyncio.sleep(1)
+    backend.in_cluster = {}
+    await asyncio.sleep(300)
+    assert await state_of(core) is S.IDLE
+
+
+async def test_a_host_that_is_still_in_service_two_minutes_after_its_drain_is_never_idle_again() -> None:
+    backend = ServingHosts()
+    core = await started(make_core(backend, options=replace(NO_WAY_OUT, reconcile_interval_seconds=10.0)))
+    await bring_to(core, S.CONFIGURED, SLOT, "red")
+    backend.in_cluster = {SLOT: "red"}
+    await core.drain(SLOT, 0)
+    await asyncio.sleep(119)
+    assert await state_of(core) is S.IDLE
+    await asyncio.sleep(15)
+    record = await core.get(SLOT)
+    assert (record.state, record.machine.cluster) == (S.FAILED, "red")
+
+
 async def test_known_machines_are_refreshed() -> None:
     core, backend = await fake_core(2)
     backend.slots[0] = replace(backend.slots[0], price_usd_per_hour=9.0, labels={"new": "label"})

@@ -268,6 +268,19 @@ class Adopts(Protocol):
 
 
 @runtime_checkable
+class MarksOutOfService(Protocol):
+    """A backend whose inventory gets `in_cluster` from a mark that the backend set itself, such as a tag."""
+
+    def mark_out_of_service(self, machine: MachineView) -> Result[None]:
+        """Remove the mark: an administrator stated that the host serves no cluster. A missing host is a success.
+
+        Called before the machine leaves FAILED. If it raises, the machine stays FAILED, and the administrator sees the
+        text: it should say what to do. Nothing but the mark may change.
+        """
+        ...
+
+
+@runtime_checkable
 class Compensates(Protocol):
     """A backend that undoes effects which arrived after their verdict."""
 

@@ -30,7 +30,7 @@ from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
 from bigfleet.provider.records.refusal import Code
 from bigfleet.provider.records.validate import Reason
 from tests.patience import wait_until_async
-from tests.provider.harness import make_core, metric, refusal_of, settle, started, state_of
+from tests.provider.harness import bring_to, make_core, metric, refusal_of, settle, started, state_of
 
 S = MachineState
 NO_WAY_OUT = CoreOptions(is_inline=True, failed_hold_seconds=0)
@@ -174,6 +174,24 @@ async def test_optional_methods_are_there_when_a_part_has_them() -> None:
     assert (await core.get("bare/0")).machine.host == ("multiplex", "bare-host")
     code, text = await refusal_of(core.delete("bare/0"))
     assert (code, "fixed" in text) == (Code.UNIMPLEMENTED, True)
+
+
+@pytest.mark.virtual_time
+async def test_a_part_removes_its_own_mark_and_parts_without_one_have_nothing_to_remove() -> None:
+    class Marking(Part):
+        marked = ""
+
+        async def mark_out_of_service(self, machine: MachineView) -> None:
+            self.marked = machine.id
+
+    aws = Marking("aws/")
+    core = await started(make_core(Multiplex({"aws/": aws, "gcp/": Part("gcp/")}), options=NO_WAY_OUT))
+    for machine_id in ("aws/0", "gcp/0"):
+        await bring_to(core, S.CONFIGURED, machine_id)
+        await core.feed.report_lost(machine_id, "pulled out")
+        await core.administration.recover("ada", machine_id, "idle", is_out_of_service=True)
+        assert await state_of(core, machine_id) is S.IDLE
+    assert aws.marked == "aws/0"
 
 
 @pytest.mark.virtual_time

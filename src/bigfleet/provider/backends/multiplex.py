@@ -30,6 +30,7 @@ from bigfleet.provider.backend import (
     Limits,
     MachineLookup,
     MachineView,
+    MarksOutOfService,
     Op,
     PartialFacts,
     Refusal,
@@ -54,6 +55,8 @@ class Multiplex:
     delete: Callable[[MachineView, Op], Any]
     #: There when a part has it; for machines of other parts it raises, and they wait for a person.
     adopt: Callable[[MachineView], Any]
+    #: There when a part has it; nothing is done for machines of other parts.
+    mark_out_of_service: Callable[[MachineView], Any]
     compensate: Callable[[MachineView, LateResult], Any]
     admit: Callable[[MachineView, Kind], Admission | Refusal]
     settle: Callable[[MachineView, MachineState], Admission]
@@ -78,6 +81,8 @@ class Multiplex:
             self.delete = self._delete
         if any(isinstance(part, Adopts) for part in members):
             self.adopt = self._adopt
+        if any(isinstance(part, MarksOutOfService) for part in members):
+            self.mark_out_of_service = self._mark_out_of_service
         if any(isinstance(part, Compensates) for part in members):
             self.compensate = self._compensate
         if any(isinstance(part, Admits) for part in members):
@@ -157,6 +162,10 @@ class Multiplex:
         if not isinstance(part, Adopts):
             raise LookupError(f"the part of {machine.id} cannot say what became of it")
         return part.adopt(machine)
+
+    def _mark_out_of_service(self, machine: MachineView) -> Result[None]:
+        part = self._part(machine.id)
+        return part.mark_out_of_service(machine) if isinstance(part, MarksOutOfService) else None
 
     def _compensate(self, machine: MachineView, late: LateResult) -> Result[None]:
         part = self._part(machine.id)

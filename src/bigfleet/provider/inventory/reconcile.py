@@ -33,6 +33,9 @@ _log = structlog.get_logger("bigfleet.provider.inventory.reconcile")
 #: Passes in a row before the absence of a host or slot is believed, and before an orphan is.
 MISSING_PASSES = 3
 ORPHAN_PASSES = 2
+#: How long a machine must be IDLE before it is believed that its host serves a cluster: after a Drain the Node stays
+#: Ready for up to 50 s, and the interval between passes may be shorter.
+IN_SERVICE_SECONDS_MIN = 120
 #: More losses than this, and than this share of the machines, look like an outage of the inventory.
 BRAKE_LOSSES = 10
 BRAKE_SHARE = 0.05
@@ -422,10 +425,10 @@ class InventoryReconciler:
             return
         _plan_refresh(plan, record, entry.host)
         if entry.host.in_cluster and record.state is MachineState.IDLE:
-            # A node that was just drained may be shown as Ready a little longer.
             count = self._before.orphans.get(record.id, 0) + 1
             plan.orphans[record.id] = count
-            if count >= ORPHAN_PASSES:
+            idle_nanos = self._clock.unix_nanos() - record.state_since_unix_nanos
+            if count >= ORPHAN_PASSES and idle_nanos >= IN_SERVICE_SECONDS_MIN * NANOS_PER_SECOND:
                 plan.effects[record.id] = Effect.IN_SERVICE
 
     def _plan_missing(self, plan: _Plan, record: Record, effect: Effect) -> None:

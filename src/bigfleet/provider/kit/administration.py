@@ -11,10 +11,11 @@ import structlog
 
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Host, Reset
+from bigfleet.provider.backend import Host
 from bigfleet.provider.inventory.reconcile import InventoryReconciler
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
+from bigfleet.provider.operations.invoke import BackendAdapter, DeadlinePassed, within
 from bigfleet.provider.operations.operation_runner import OperationRunner
 from bigfleet.provider.records.lifecycle import recovered_serving, recovered_slot, recovered_with_host
 from bigfleet.provider.records.quarantine import FactsQuarantine
@@ -25,8 +26,9 @@ from bigfleet.provider.storage.ledger import Change, Ledger
 _log = structlog.get_logger("bigfleet.provider.kit.administration")
 
 #: Machines and ids that one answer names; the counts beside them are whole.
-
 LISTED_MAX = 1000
+#: Of the backend's part in a recovery: the command waits 30 s for its answer.
+MARK_SECONDS_MAX = 20.0
 TARGETS = {
     "speculative": MachineState.SPECULATIVE,
     "idle": MachineState.IDLE,
@@ -51,7 +53,7 @@ class Administration:
         quarantine: FactsQuarantine,
         clock: Clock,
         metrics: ProviderMetrics,
-        reset: Reset | None,
+        adapter: BackendAdapter,
     ) -> None:
         self._ledger = ledger
         self._work = work
@@ -60,7 +62,7 @@ class Administration:
         self._quarantine = quarantine
         self._clock = clock
         self._metrics = metrics
-        self._reset = reset
+        self._adapter = adapter
 
     def status(self, who: str) -> dict[str, Any]:
         """Return counts by state, the failed machines with age and error, the brake with its ids, the store."""
@@ -129,17 +131,22 @@ class Administration:
     async def recover(self, who: str, machine_id: str, target: str, *, is_out_of_service: bool) -> dict[str, str]:
         """Bring a FAILED machine to a resting state, on a person's word for what is there.
 
-        `is_out_of_service` gives up a binding. Raises AdminRefused, and StoreDown when nothing was committed.
+        `is_out_of_service` gives up a binding: the backend marks the host as out of service first. Raises AdminRefused,
+        and StoreDown when nothing was committed.
         """
         state = TARGETS.get(target)
         if state is None:
             raise AdminRefused(f"{target!r} is no state to recover to; choose {', '.join(TARGETS)}")
-        async with self._ledger.turn(machine_id) as record:
-            if record is None:
-                raise AdminRefused(f"no machine {machine_id!r}")
-            fault = self._fault(record, state, is_out_of_service=is_out_of_service)
-            if fault is not None:
-                raise AdminRefused(fault)
+        # Before the turn: with some backends all machines share one, and the backend may take seconds.
+        marked = self._checked(
+            self._ledger.view.get(machine_id), machine_id, state, is_out_of_service=is_out_of_service
+        )
+        if is_out_of_service and state is not MachineState.CONFIGURED:
+            await self._mark_out_of_service(marked)
+        async with self._ledger.turn(machine_id) as current:
+            record = self._checked(current, machine_id, state, is_out_of_service=is_out_of_service)
+            if record.state_revision != marked.state_revision:
+                raise AdminRefused(f"{machine_id} changed during the command; check it, then repeat the command")
             recovered = self._recovered(record, state)
             change = self._admissions.settled(Change(record=recovered), record, recovered.state)
             committed = await self._ledger.commit(change)
@@ -148,6 +155,35 @@ class Administration:
         after = "removed" if committed is None else _shown(committed)
         _audit(who, "recover", _shown(record), after, machine_id=machine_id)
         return {"machine_id": machine_id, "before": record.state.name, "after": state.name}
+
+    async def _mark_out_of_service(self, record: Record) -> None:
+        """Let the backend remove its own mark that the host serves a cluster. Raises AdminRefused if it does not."""
+        machine, marks = record.machine, self._adapter.marks
+        if marks is None or not machine.host.is_present:
+            return
+        call = self._adapter.call(marks.mark_out_of_service, machine, on_late=lambda _result: None)
+        try:
+            # A second removal could meet the mark of the next Configure.
+            with self._work.busy(record.id):
+                await within(call, MARK_SECONDS_MAX, self._work.watch_abandoned(record.id))
+        except Exception as error:  # the inventory would show the host in its cluster again
+            is_late = isinstance(error, DeadlinePassed)
+            cause = f"no answer in {MARK_SECONDS_MAX:g} s" if is_late else f"{type(error).__name__}: {error}"
+            raise AdminRefused(
+                f"the backend did not mark host {machine.host.ref} of {record.id} as out of service: {cause}; "
+                "the machine is still FAILED, repeat the command"
+            ) from error
+
+    def _checked(
+        self, record: Record | None, machine_id: str, state: MachineState, *, is_out_of_service: bool
+    ) -> Record:
+        """Return the record of a machine that may be recovered. Raises AdminRefused."""
+        if record is None:
+            raise AdminRefused(f"no machine {machine_id!r}")
+        fault = self._fault(record, state, is_out_of_service=is_out_of_service)
+        if fault is not None:
+            raise AdminRefused(fault)
+        return record
 
     def _fault(self, record: Record, state: MachineState, *, is_out_of_service: bool) -> str | None:
         machine = record.machine
@@ -173,7 +209,7 @@ class Administration:
         ref, provider = record.machine.host.ref, record.machine.host.provider
         if state is MachineState.IDLE:
             host = Host(ref=ref, node_name=record.host_node_name, price_usd_per_hour=record.declared_price_usd_per_hour)
-            return unbound(record, recovered_with_host(record, host, provider, now), self._reset)
+            return unbound(record, recovered_with_host(record, host, provider, now), self._adapter.reset)
         return recovered_serving(record, Host(ref=ref), provider, now)
 
 

@@ -166,7 +166,7 @@ class CapacityCore:
             quarantine=self.quarantine,
             clock=clock,
             metrics=metrics,
-            reset=adapter.reset,
+            adapter=adapter,
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from bigfleet.provider.backend import (
     Feeds,
     KindLimits,
     MachineView,
+    MarksOutOfService,
     PartialFacts,
     Ready,
 )
@@ -40,6 +41,7 @@ _SIGNATURES = {
     "drain": ("machine", "grace_seconds", "op"),
     "delete": ("machine", "op"),
     "adopt": ("machine",),
+    "mark_out_of_service": ("machine",),
     "compensate": ("machine", "late"),
     "admit": ("machine", "kind"),
     "settle": ("machine", "reached"),
@@ -113,6 +115,7 @@ class BackendAdapter:
         self.readiness = readiness
         self.deletes: Deletes | None = backend if isinstance(backend, Deletes) else None
         self.adopts: Adopts | None = backend if isinstance(backend, Adopts) else None
+        self.marks: MarksOutOfService | None = backend if isinstance(backend, MarksOutOfService) else None
         self.compensates: Compensates | None = backend if isinstance(backend, Compensates) else None
         self.feeds: Feeds | None = backend if isinstance(backend, Feeds) else None
         self.consults: Consults | None = backend if isinstance(backend, Consults) else None

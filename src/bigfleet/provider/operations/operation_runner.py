@@ -8,7 +8,8 @@ must never change a record.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,15 @@ class OperationRunner:
 
     def _is_running(self, machine_id: str) -> bool:
         return self._abandoned[machine_id] > 0 or self._adapter.has_stray(machine_id)
+
+    @contextmanager
+    def busy(self, machine_id: str) -> Iterator[None]:
+        """Count a backend call that belongs to no operation, while the context lasts, as one in flight."""
+        self._abandoned[machine_id] += 1
+        try:
+            yield
+        finally:
+            self._less_abandoned(machine_id)
 
     def base_seconds(self, kind: Kind) -> float:
         """Return T of a kind."""
@@ -431,13 +441,11 @@ class OperationRunner:
         """Undo an effect that no record shows."""
         host = result if isinstance(result, Host) else None
         compensated = False
-        self._abandoned[job.machine.id] += 1
         try:
-            compensated = await self._compensate(job, op, host)
+            with self.busy(job.machine.id):
+                compensated = await self._compensate(job, op, host)
         except Exception as error:  # the effect stays for the orphan rule; nothing else can be done about it
             _log.error("operation.compensation_failed", machine_id=job.machine.id, operation_id=op.id, error=str(error))
-        finally:
-            self._less_abandoned(job.machine.id)
         self._metrics.backend_calls.labels(op.kind.value, "late").inc()
         self._metrics.late_results.labels(op.kind.value, "yes" if compensated else "no").inc()
         _log.warning(

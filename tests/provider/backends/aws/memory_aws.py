@@ -80,6 +80,10 @@ class MemoryEc2:
     #: Orders to drain, as they came.
     drains: list[str] = field(default_factory=list)
     requests: list[Mapping[str, Any]] = field(default_factory=list)
+    #: For so long after a removal DescribeInstances shows the tags as they were before.
+    tag_lag_seconds: float = 0.0
+    #: Until when, and the tags that are shown.
+    _former_tags: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
     _looks: Counter[str] = field(default_factory=Counter)
 
     def live(self) -> list[Ec2Instance]:
@@ -132,7 +136,10 @@ class MemoryEc2:
             if instance.state == "pending" and self._looks[instance.id] > self.invisible_looks + self.pending_looks:
                 state, reason = self.ends_as or ("running", "")
                 self.instances[instance.id] = replace(instance, state=state, state_reason=reason)
-            found.append(self.instances[instance.id])
+            until_seconds, tags = self._former_tags.get(instance.id, (0.0, {}))
+            is_stale = until_seconds > self.clock.monotonic_seconds()
+            shown = self.instances[instance.id]
+            found.append(replace(shown, tags=tags) if is_stale else shown)
         return found
 
     async def terminate(self, ids: Sequence[str]) -> None:
@@ -162,6 +169,8 @@ class MemoryEc2:
         fault = await self._begin("DeleteTags")
         instance = self.instances[instance_id]
         rest = {key: value for key, value in instance.tags.items() if key not in keys}
+        if self.tag_lag_seconds:
+            self._former_tags[instance_id] = (self.clock.monotonic_seconds() + self.tag_lag_seconds, instance.tags)
         self.instances[instance_id] = replace(instance, tags=rest)
         if fault is not None:
             raise fault.error

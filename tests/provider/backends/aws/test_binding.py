@@ -8,6 +8,7 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.aws.api import AwsError
 from bigfleet.provider.backends.aws.backend import AgentReady, AwsBackend
+from bigfleet.provider.kit.administration import AdminRefused
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.records.record import Record
@@ -29,6 +30,7 @@ from tests.provider.backends.aws.memory_aws import (
 from tests.provider.harness import make_core, refusal_of, started
 
 pytestmark = pytest.mark.virtual_time
+WHO = "uid 1000 (ada)"
 BLOB = b"#!/bin/sh\nkubeadm join --token 0123456789abcdef\n"
 NOT_VISIBLE = refused("DescribeReplaceRootVolumeTasks", "InvalidReplaceRootVolumeTaskId.NotFound")
 
@@ -262,6 +264,28 @@ async def test_a_replacement_that_ec2_does_not_show_for_a_minute_fails_the_drain
     assert len(ec2.calls["DescribeReplaceRootVolumeTasks"]) in (12, 13, 14)
 
 
+async def test_a_tag_that_ec2_still_shows_after_a_drain_does_not_refuse_the_next_configure(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core = await serve(make_backend(tmp_path, ec2))
+    await idle(core)
+    await configured(core)
+    ec2.tag_lag_seconds = 30.0
+    assert (await drained(core)).state is MachineState.IDLE
+    record = await configured(core, cluster="team-b")
+    assert (record.state, record.machine.cluster) == (MachineState.CONFIGURED, "team-b")
+
+
+async def test_a_tag_that_somebody_sets_after_a_drain_refuses_a_configure(tmp_path: Path, ec2: MemoryEc2) -> None:
+    core = await serve(make_backend(tmp_path, ec2))
+    ref = await idle(core)
+    await configured(core)
+    assert (await drained(core)).state is MachineState.IDLE
+    await ec2.add_tags(ref, {"bigfleet:cluster": "team-c"})
+    record = await configured(core, cluster="team-b")
+    assert f"{ref} serves team-c" in record.machine.last_error
+
+
 async def test_with_reset_none_a_machine_returns_only_to_its_former_cluster(tmp_path: Path, ec2: MemoryEc2) -> None:
     core = await serve(make_backend(tmp_path, ec2, reset="none"))
     ref = await idle(core)
@@ -429,3 +453,103 @@ async def test_a_bound_machine_that_failed_stays_as_it_is(tmp_path: Path, ec2: M
     await ec2.clock.sleep(10_000)
     record = await core.get(MACHINE)
     assert (record.state, record.machine.cluster, len(ec2.live())) == (MachineState.FAILED, "team-a", 1)
+
+
+# ---- the way out by hand ---------------------------------------------------------------------------------------
+
+
+async def not_configured(ec2: MemoryEc2, backend: AwsBackend) -> tuple[CapacityCore, str]:
+    """Return a core with a machine whose bootstrap failed, so that it is FAILED and bound; and its instance."""
+    core = await serve(backend, failed_hold_seconds=60.0, reconcile_interval_seconds=10.0)
+    ref = await idle(core)
+    ec2.exit_code = 1
+    assert (await configured(core)).state is MachineState.FAILED
+    ec2.exit_code = 0
+    return core, ref
+
+
+@pytest.mark.parametrize("target", ["idle", "speculative"])
+async def test_a_machine_that_a_person_takes_out_of_service_stays_idle_and_serves_another_cluster(
+    target: str, tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core, ref = await not_configured(ec2, make_backend(tmp_path, ec2))
+    await core.administration.recover(WHO, MACHINE, target, is_out_of_service=True)
+    assert not {"bigfleet:cluster", "bigfleet:configure", "bigfleet:drain"} & ec2.instances[ref].tags.keys()
+    await ec2.clock.sleep(40)
+    for _ in range(100):
+        record = await core.get(MACHINE)
+        assert (record.state, record.machine.cluster, record.machine.host.ref) == (MachineState.IDLE, "", ref)
+        await ec2.clock.sleep(10)
+    record = await configured(core, cluster="team-b")
+    assert (record.state, record.machine.cluster) == (MachineState.CONFIGURED, "team-b")
+
+
+async def test_a_configure_right_after_a_recovery_does_not_meet_the_removed_tags(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    ec2.tag_lag_seconds = 30.0
+    core, _ref = await not_configured(ec2, make_backend(tmp_path, ec2))
+    await core.administration.recover(WHO, MACHINE, "idle", is_out_of_service=True)
+    assert (await configured(core, cluster="team-b")).state is MachineState.CONFIGURED
+
+
+async def test_a_recovery_whose_tags_cannot_be_removed_is_refused_with_the_remedy(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core, ref = await not_configured(ec2, make_backend(tmp_path, ec2))
+    before = await core.get(MACHINE)
+    tags = dict(ec2.instances[ref].tags)
+    ec2.faults["DeleteTags"] = [refused("DeleteTags", "UnauthorizedOperation")] * 2
+    with pytest.raises(AdminRefused) as refusal:
+        await core.administration.recover(WHO, MACHINE, "idle", is_out_of_service=True)
+    assert str(refusal.value) == (
+        f"the backend did not mark host {ref} of {MACHINE} as out of service: AwsRefused: "
+        "ec2:DeleteTags: UnauthorizedOperation: no (request r-1) (if this persists, delete the tags "
+        f"bigfleet:cluster, bigfleet:configure, bigfleet:drain of {ref} in EC2); "
+        "the machine is still FAILED, repeat the command"
+    )
+    assert (await core.get(MACHINE), dict(ec2.instances[ref].tags)) == (before, tags)
+    # The remedy needs no right to delete tags.
+    rest = {key: value for key, value in tags.items() if key not in ("bigfleet:cluster", "bigfleet:configure")}
+    ec2.instances[ref] = replace(ec2.instances[ref], tags=rest)
+    await core.administration.recover(WHO, MACHINE, "idle", is_out_of_service=True)
+    assert (await core.get(MACHINE)).state is MachineState.IDLE
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_machine_whose_instance_is_gone_is_recovered_to_speculative(
+    is_known: bool, tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    core, ref = await not_configured(ec2, make_backend(tmp_path, ec2))
+    instance = ec2.instances.pop(ref)
+    if is_known:
+        ec2.instances[ref] = replace(instance, state="terminated")
+    await core.administration.recover(WHO, MACHINE, "speculative", is_out_of_service=True)
+    await ec2.clock.sleep(100)
+    assert (await core.get(MACHINE)).state is MachineState.SPECULATIVE
+
+
+async def test_an_instance_that_vanishes_while_it_is_marked_is_gone(tmp_path: Path, ec2: MemoryEc2) -> None:
+    core, _ref = await not_configured(ec2, make_backend(tmp_path, ec2))
+    ec2.faults["DeleteTags"] = [refused("DeleteTags", "InvalidInstanceID.NotFound")]
+    await core.administration.recover(WHO, MACHINE, "speculative", is_out_of_service=True)
+    assert (await core.get(MACHINE)).state is MachineState.SPECULATIVE
+
+
+async def test_a_person_who_says_that_a_machine_serves_leaves_its_tags(tmp_path: Path, ec2: MemoryEc2) -> None:
+    core, ref = await not_configured(ec2, make_backend(tmp_path, ec2))
+    tags = dict(ec2.instances[ref].tags)
+    await core.administration.recover(WHO, MACHINE, "configured", is_out_of_service=True)
+    assert ((await core.get(MACHINE)).state, dict(ec2.instances[ref].tags)) == (MachineState.CONFIGURED, tags)
+
+
+async def test_with_delete_only_a_machine_that_was_taken_out_of_service_can_only_be_deleted(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    """Nothing was reset, also by the word of a person."""
+    core, ref = await not_configured(ec2, make_backend(tmp_path, ec2, reset="delete-only"))
+    await core.administration.recover(WHO, MACHINE, "idle", is_out_of_service=True)
+    text = f"{ref} served team-a and was not reset: delete the machine"
+    assert await refusal_of(core.configure(MACHINE, "team-a", BLOB, {})) == (Code.RESOURCE_EXHAUSTED, text)
+    await core.delete(MACHINE)
+    assert (await settled(core, MACHINE)).state is MachineState.SPECULATIVE

@@ -34,7 +34,6 @@ from bigfleet.provider.backend import (
 )
 from bigfleet.provider.backends.aws.api import PENDING, RUNNING, AwsError, Ec2, Ec2Instance, Queue
 from bigfleet.provider.backends.aws.batches import (
-    VISIBLE_SECONDS_MAX,
     Batches,
     InstanceGone,
     InstanceWatch,
@@ -46,10 +45,11 @@ from bigfleet.provider.backends.aws.errors import (
     STOCKOUT_RETRY_SECONDS,
     AwsRefused,
     Meaning,
-    is_not_found,
     is_stockout_reason,
+    is_unknown_instance,
     meaning_of,
     raised,
+    text_of,
 )
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.inventory import (
@@ -77,6 +77,8 @@ from bigfleet.provider.backends.aws.launch import (
 from bigfleet.provider.backends.aws.offerings import AwsOffering, slots_of
 from bigfleet.provider.backends.aws.prices import AwsPrices
 from bigfleet.provider.backends.aws.reclaim_queue import HostOfMachine, ReclaimQueue
+from bigfleet.provider.backends.aws.removed_tags import SERVICE_TAGS, RemovedTags
+from bigfleet.provider.backends.aws.root_volumes import RootVolumes
 from bigfleet.provider.backends.aws.stockouts import StockoutMemory
 from bigfleet.provider.operations.dispatch import TokenBucket
 from bigfleet.provider.records.kinds import TIMEOUT_SECONDS, Kind
@@ -99,9 +101,6 @@ REPLACE_ROOT: Final = "replace-root"
 NONE: Final = "none"
 DELETE_ONLY: Final = "delete-only"
 RESETS: Final = (REPLACE_ROOT, NONE, DELETE_ONLY)
-_TASK_PENDING: Final = "pending"
-_TASK_RUNS: Final = frozenset({_TASK_PENDING, "in-progress", "failing"})
-_TASK_SUCCEEDED: Final = "succeeded"
 _CLOUD_CONFIG: Final = b"#cloud-config"
 
 
@@ -151,6 +150,8 @@ class AwsBackend:
         self._interruptions = interruptions
         self._clock = clock
         self._describes = bucket
+        self._tags = RemovedTags(ec2, clock)
+        self._root_volumes = RootVolumes(ec2, clock, poll_seconds=settings.poll_seconds)
         self._operations: Batches[Ec2Instance] = Batches(self._find_operations, clock)
         self._instances: Batches[Ec2Instance] = Batches(self._find_instances, clock)
         self._terminations: Batches[Exception] = Batches(self._terminate, clock)
@@ -202,9 +203,10 @@ class AwsBackend:
         await self._describes.take()
         self._changed = {}
         try:
-            instances = await self._ec2.describe({f"tag:{TAG_PROVIDER}": [self.provider]})
+            described = await self._ec2.describe({f"tag:{TAG_PROVIDER}": [self.provider]})
         except AwsError as error:
             raise raised(error) from error
+        instances = [self._tags.current(each) for each in described]
         live = [each for each in instances if not each.is_ending]
         self._interruptions.look(live)
         self._ended &= {each.id for each in instances}
@@ -380,6 +382,7 @@ class AwsBackend:
         instance = await self._host(machine)
         if refusal := self._reuse_fault(instance, cluster):
             raise AwsRefused(refusal)
+        self._tags.forget(instance.id)
         try:
             answer = await self._channel.configure(instance.id, cluster, blob, op.id)
         except LaunchFault as fault:
@@ -419,48 +422,41 @@ class AwsBackend:
                 raise AwsRefused(f"the agent of {instance.id} did not drain it in {wait_seconds:.0f} s")
             if not is_done:
                 _log.warning("aws.drain_not_answered", machine_id=machine.id, instance=instance.id)
-            tags = dict(instance.tags)
-            if not (replaces_root and await self._is_root_replaced(instance.id, op)) and TAG_CLUSTER in tags:
-                tags[TAG_FORMER_CLUSTER] = machine.cluster
-                await self._ec2.add_tags(instance.id, {TAG_FORMER_CLUSTER: machine.cluster})
+            if replaces_root:
+                # Its agent starts again and must find no order of the former cluster.
+                instance = await self._tags.remove(instance, [TAG_CONFIGURE, TAG_DRAIN])
+            if not (replaces_root and await self._root_volumes.replace(instance.id, op.id)):
+                instance = await self._with_former_cluster(instance, machine.cluster)
             # An order without an answer stays: the instance may still be in its cluster.
             orders = [TAG_CONFIGURE, TAG_DRAIN] if is_done or replaces_root else [TAG_CONFIGURE]
-            await self._ec2.remove_tags(instance.id, orders)
-            await self._ec2.remove_tags(instance.id, [TAG_CLUSTER])
+            instance = await self._tags.remove(instance, orders)
+            self._see(await self._tags.remove(instance, [TAG_CLUSTER]))
         except AwsError as error:
             raise raised(error) from error
-        rest = {key: value for key, value in tags.items() if key not in (*orders, TAG_CLUSTER)}
-        self._see(replace(instance, tags=rest))
 
-    async def _is_root_replaced(self, instance_id: str, op: Op) -> bool:
-        """Give the instance a new root volume from its image, and wait until it is there; False if EC2 cannot."""
-        # Its agent starts again and must find no order of the former cluster.
-        await self._ec2.remove_tags(instance_id, [TAG_CONFIGURE, TAG_DRAIN])
-        try:
-            task = await self._ec2.replace_root(instance_id, op.id)
-        except AwsError as error:
-            if meaning_of(error) is Meaning.TRANSIENT:
-                raise
-            _log.error("aws.root_not_replaced", instance=instance_id, error=str(error), advice="it has to be deleted")
-            return False
-        begun_seconds = self._clock.monotonic_seconds()
-        while True:
-            state = await self._root_state(task, begun_seconds)
-            if state == _TASK_SUCCEEDED:
-                return True
-            if state not in _TASK_RUNS:
-                raise AwsRefused(f"the root volume of {instance_id} was not replaced: {task} is {state}")
-            await self._clock.sleep(self.settings.poll_seconds)
+    async def _with_former_cluster(self, instance: Ec2Instance, cluster: str) -> Ec2Instance:
+        """Tag an instance that serves a cluster with what it will still have of it; return it so."""
+        if TAG_CLUSTER not in instance.tags:
+            return instance
+        await self._ec2.add_tags(instance.id, {TAG_FORMER_CLUSTER: cluster})
+        return replace(instance, tags={**instance.tags, TAG_FORMER_CLUSTER: cluster})
 
-    async def _root_state(self, task: str, begun_seconds: float) -> str:
-        """Return the state of a replacement; one that began a moment ago may not be visible yet."""
+    async def mark_out_of_service(self, machine: MachineView) -> None:
+        """Remove the tags by which an instance shows that it serves a cluster. Raises AwsRefused with the remedy."""
+        ref = machine.host.ref
         try:
-            return (await self._ec2.root_replacements([task])).get(task, _TASK_PENDING)
+            await self._describes.take()
+            for instance in await self._ec2.describe({"instance-id": [ref]}):
+                if instance.is_ending or not instance.tags.keys() & set(SERVICE_TAGS):
+                    continue
+                if self.settings.reset != REPLACE_ROOT:
+                    instance = await self._with_former_cluster(instance, instance.tags.get(TAG_CLUSTER, ""))
+                self._see(await self._tags.remove(instance, SERVICE_TAGS))
         except AwsError as error:
-            seconds = self._clock.monotonic_seconds() - begun_seconds
-            if is_not_found(error) and seconds < VISIBLE_SECONDS_MAX:
-                return _TASK_PENDING
-            raise
+            if is_unknown_instance(error):
+                return
+            advice = f"if this persists, delete the tags {', '.join(SERVICE_TAGS)} of {ref} in EC2"
+            raise AwsRefused(f"{text_of(error)} ({advice})") from error
 
     def _reuse_fault(self, instance: Ec2Instance, cluster: str | None) -> str:
         """Return why an instance cannot be configured for a cluster, "" when it can; None is any cluster."""
@@ -522,7 +518,7 @@ class AwsBackend:
         if instance is None:
             return Found(kind=FoundKind.NO_HOST)
         host = Host(ref=instance.id, node_name=instance.private_dns)
-        is_clean = instance.state == RUNNING and not {TAG_CLUSTER, TAG_CONFIGURE, TAG_DRAIN} & instance.tags.keys()
+        is_clean = instance.state == RUNNING and not set(SERVICE_TAGS) & instance.tags.keys()
         if orphan and not is_clean and not machine.cluster:
             raise AwsRefused(f"{orphan} is {instance.state} and may serve a cluster: check it, then recover it")
         return Found(kind=FoundKind.CLEAN if is_clean else FoundKind.DIRTY, host=host)
@@ -542,7 +538,7 @@ class AwsBackend:
     async def _described(self, filters: Mapping[str, Sequence[str]]) -> Sequence[Ec2Instance]:
         await self._describes.take()
         try:
-            return await self._ec2.describe(filters)
+            return [self._tags.current(each) for each in await self._ec2.describe(filters)]
         except AwsError as error:
             raise raised(error) from error
 
@@ -561,7 +557,7 @@ class AwsBackend:
 
     async def _find_instances(self, ids: Sequence[str]) -> dict[str, Ec2Instance]:
         await self._describes.take()
-        return {each.id: each for each in await self._ec2.describe({"instance-id": ids})}
+        return {each.id: self._tags.current(each) for each in await self._ec2.describe({"instance-id": ids})}
 
     async def _terminate(self, ids: Sequence[str]) -> dict[str, Exception]:
         results = await terminate_each(self._ec2, ids)

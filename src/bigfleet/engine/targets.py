@@ -5,7 +5,7 @@ decision, so that decisions stay pure and can be replayed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from bigfleet.model import labels as keys
@@ -81,26 +81,3 @@ class Target:
     runner_up_costs_more_usd_per_hour: float | None = None
     #: Spot pools (instance type and zone) of which a limit allowed fewer machines than the lowest cost wants, sorted.
     limited_pools: tuple[str, ...] = ()
-
-    def with_class_changed(self, before: ClassKey, after: ClassKey) -> "Target":
-        """Return the composition with one machine of a class in another class, and with it what was planned on it.
-
-        That is the last machine of the class on which something is planned, else any. The composition stays as it is
-        when it has no machine of the class.
-        """
-        if before == after or self.counts.get(before, 0) <= 0:
-            return self
-        planned = [claim.first + claim.machines for claim in self.claims if claim.machine_class == before]
-        number, place = max(planned, default=self.counts[before]) - 1, self.counts.get(after, 0)
-        counts = {**self.counts, before: self.counts[before] - 1, after: place + 1}
-        claims = []
-        for claim in self.claims:
-            end = claim.first + claim.machines
-            if claim.machine_class != before or end <= number:
-                claims.append(claim)
-                continue
-            # It is the last number of all claims, so that no other number moves up.
-            if claim.machines > 1:
-                claims.append(replace(claim, machines=claim.machines - 1))
-            claims.append(replace(claim, machine_class=after, first=place, machines=1))
-        return replace(self, counts={key: count for key, count in counts.items() if count}, claims=tuple(claims))

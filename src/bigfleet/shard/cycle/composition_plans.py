@@ -16,12 +16,14 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, Protocol
 
 import structlog
 
 from bigfleet.compositions.problems import ClusterProblem, target_of, target_of_held, without_offers
 from bigfleet.compositions.targets import FleetPlanner
+from bigfleet.engine.class_changes import with_classes_changed
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Decision, Options
 from bigfleet.engine.shapes.decide import says_pods
@@ -87,7 +89,10 @@ class _Plan:
 
 
 class CompositionPlans:
-    """The compositions of one shard's clusters. All of it is touched by the shard's loop alone."""
+    """The compositions of one shard's clusters.
+
+    All of it is touched by the shard's loop alone, and by the computation that `options_with` waits for.
+    """
 
     def __init__(
         self,
@@ -140,7 +145,7 @@ class CompositionPlans:
             self._created.clear()
             self._targets, self._left_out = {}, frozenset()
             return options
-        self._follow_created(view)
+        await self._follow_created(view)
         self._drop_sold_out(options.sold_out)
         stale = self._stale(by_cluster)
         tight = self._to_tighten(by_cluster)
@@ -174,17 +179,33 @@ class CompositionPlans:
         for cluster, plan in self._plans.items():
             plan.is_short = cluster in short
 
-    def _follow_created(self, view: ColumnSnapshot) -> None:
+    async def _follow_created(self, view: ColumnSnapshot) -> None:
         """Have the compositions name the machines that were acquired for them as they are now."""
-        for change in self._created.follow(view):
-            plan = self._plans.get(change.cluster)
-            if plan is None:
-                continue
-            if plan.pending is not None:
-                plan.changed.append(change)
-            if plan.target is not None:
-                plan.target = plan.target.with_class_changed(change.before, change.after)
-                self._set_target(change.cluster, plan.target)
+        now_seconds = self._clock.monotonic_seconds()
+        changes: dict[str, list[ClassChange]] = {}
+        for change in await self._compute(lambda: self._created.follow(view, now_seconds)):
+            changes.setdefault(change.cluster, []).append(change)
+        before: dict[str, Target] = {}
+        for cluster, found in changes.items():
+            plan = self._plans.get(cluster)
+            if plan is not None and plan.pending is not None:
+                plan.changed += found
+            if plan is not None and plan.target is not None:
+                before[cluster] = plan.target
+        if not before:
+            return
+        after = await self._compute(
+            lambda: {cluster: _as_created(target, changes[cluster]) for cluster, target in before.items()}
+        )
+        # A composition that arrived meanwhile names them already.
+        followed = {
+            cluster: target
+            for cluster, target in after.items()
+            if (plan := self._plans.get(cluster)) is not None and plan.target is before[cluster]
+        }
+        for cluster, target in followed.items():
+            self._plans[cluster].target = target
+        self._set_targets(followed)
 
     # ---- for exchanges ---------------------------------------------------------------------------------------------
 
@@ -411,8 +432,12 @@ class CompositionPlans:
             outcome = "failed"
             _log.warning("planner.plan_failed", cluster=cluster, error=f"{type(fault).__name__}: {fault}")
         plan = self._plans.get(cluster)
+        while plan is not None and target is not None and plan.changed:
+            # More may change while these are applied.
+            changes, plan.changed = plan.changed, []
+            target = await self._compute(partial(_as_created, target, changes))
+            plan = self._plans.get(cluster)
         if plan is not None:
-            target = _as_created(target, plan.changed)
             plan.pending, plan.changed = None, []
         if empty is None:
             self._metrics.plans.labels(outcome).inc()
@@ -442,18 +467,19 @@ class CompositionPlans:
             _log.info("planner.composition_tightened", cluster=cluster, machines=empty)
 
     def _set_target(self, cluster: str, target: Target | None) -> None:
-        if self._targets.get(cluster) == target:
+        self._set_targets({cluster: target})
+
+    def _set_targets(self, targets: Mapping[str, Target | None]) -> None:
+        changed = {cluster: target for cluster, target in targets.items() if self._targets.get(cluster) != target}
+        if not changed:
             return
         # Options of earlier cycles hold the old mapping.
-        self._targets = {name: known for name, known in self._targets.items() if name != cluster}
-        if target is not None:
-            self._targets[cluster] = target
+        self._targets = {name: known for name, known in self._targets.items() if name not in changed}
+        self._targets.update((cluster, target) for cluster, target in changed.items() if target is not None)
 
 
-def _as_created(target: Target | None, changes: Sequence[ClassChange]) -> Target | None:
-    for change in changes:
-        target = None if target is None else target.with_class_changed(change.before, change.after)
-    return target
+def _as_created(target: Target, changes: Sequence[ClassChange]) -> Target:
+    return with_classes_changed(target, [(change.before, change.after) for change in changes])
 
 
 def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:

@@ -19,7 +19,9 @@ Answer = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr("platform.machine", lambda: fetch_helm.MACHINE)
-    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": "/usr/bin"}
+    # An environment that uv made has no pip.
+    (tmp_path / "uv").touch(mode=0o755)
+    return {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": str(tmp_path)}
 
 
 def installer(code: int, said: str, calls: list[list[str]]) -> Answer:

@@ -22,8 +22,10 @@ NAMESPACE_PERCENT_MAX: Final = 75
 _ROW_BYTES: Final = 32
 _AMOUNT_BYTES: Final = 24
 _SHAPE_BYTES: Final = 16
-#: A resource is named in the sum and the min unit of a row, in a shape, and in a waiting shape.
-_TIMES_NAMED: Final = 4
+#: A row names each of its resources in its sum and in its min unit. Each kind of requests is a shape, and if its pods
+#: wait, a waiting shape.
+_SUMS: Final = 2
+_SHAPES: Final = 2
 
 RowId = tuple[str, str]
 #: Resource names and amounts of a request, the group that excludes itself, and its limit.
@@ -48,7 +50,8 @@ class _Shapes:
     @property
     def size_bytes(self) -> int:
         """Bytes on the wire: beyond 64 kinds they are merged, and a merged one may name all resources."""
-        return _TIMES_NAMED * min(self._kinds_bytes, SHAPES_MAX * (_SHAPE_BYTES + self._names_bytes))
+        shapes_bytes = min(self._kinds_bytes, SHAPES_MAX * (_SHAPE_BYTES + self._names_bytes))
+        return _SUMS * self._names_bytes + _SHAPES * shapes_bytes
 
     def add(self, kind: RequestKind) -> None:
         self._kinds[kind] += 1

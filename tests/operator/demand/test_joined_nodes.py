@@ -7,7 +7,9 @@ import pytest
 
 from bigfleet.model.frames import NodeStateUpdate, Taint
 from bigfleet.model.states import MachineState
-from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS, JoinedNodes
+from bigfleet.model.vector import Vector, covers
+from bigfleet.operator.demand import joined_nodes
+from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS, JoinedNodes, scheduling_key
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from tests.operator.demand.objects import HandClock, node, pod
 
@@ -21,10 +23,13 @@ class OnNode:
 class Cluster:
     """Nodes, and what runs on each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, resynced: bool = True) -> None:
+        """`resynced` says whether the shard has named all machines to this process; none so far."""
         self.clock = HandClock()
         self.pods: dict[str, OnNode] = {}
         self.nodes = JoinedNodes(pods=self, clock=self.clock)
+        if resynced:
+            self.nodes.resynced(frozenset())
 
     def could_have_run(self, after_seconds: float = 0.0, before_seconds: float = 10**9) -> bool:
         return self.nodes.could_have_run(pod(), after_seconds=after_seconds, before_seconds=before_seconds)
@@ -219,3 +224,89 @@ def test_a_machine_that_left_and_was_bound_again_is_coming_again() -> None:
     cluster.nodes.node_state(reported(**GPU_MACHINE))
 
     assert cluster.nodes.is_coming(WANTS_GPU)
+
+
+def test_a_machine_that_was_there_before_the_process_is_not_coming() -> None:
+    """Its node may have been NotReady for an hour; its pods would wait for it a quarter of an hour after a restart."""
+    cluster = Cluster(resynced=False)
+    cluster.nodes.put(node("n", ready=False, labels={"pool": "g"}), None)
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+    cluster.nodes.resynced(frozenset({"n"}))
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+    cluster.nodes.node_state(reported("new", **GPU_MACHINE))
+    assert cluster.nodes.is_coming(WANTS_GPU)
+
+
+def test_a_resync_that_was_cut_off_makes_no_machine_new() -> None:
+    cluster = Cluster(resynced=False)
+    cluster.nodes.node_state(reported("a", resources={"cpu": "1"}))
+    # The session ends here; the next one begins again.
+    for machine_id in ("a", "b"):
+        cluster.nodes.node_state(reported(machine_id, **GPU_MACHINE))
+    cluster.nodes.resynced(frozenset({"a", "b"}))
+
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+
+def test_a_node_that_loses_its_devices_or_is_not_ready_again_is_coming_again_while_it_is_young() -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(**GPU_MACHINE))
+    for incomplete in (node("n", labels={"pool": "g"}), node("n", **GPU_NODE, ready=False)):
+        cluster.nodes.put(node("n", **GPU_NODE), None)
+        assert not cluster.nodes.is_coming(WANTS_GPU)
+        cluster.nodes.put(incomplete, None)
+        assert cluster.nodes.is_coming(WANTS_GPU)
+
+    cluster.clock.seconds += JOINING_SECONDS
+    assert not cluster.nodes.is_coming(WANTS_GPU)
+
+
+def test_machines_whose_nodes_are_complete_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands may have joined within a quarter of an hour, and hundreds of kinds of pods may wait."""
+    searched = 0
+
+    def covers_counted(have: Vector, want: Vector) -> bool:
+        nonlocal searched
+        searched += 1
+        return covers(have, want)
+
+    monkeypatch.setattr(joined_nodes, "covers", covers_counted)
+    cluster = Cluster()
+    for number in range(20):
+        cluster.nodes.node_state(reported(f"n{number}", resources={"cpu": "4"}))
+        cluster.nodes.put(node(f"n{number}"), None)
+    cluster.nodes.put(node("n19", unschedulable=True, allocatable={"pods": "10"}), None)
+    assert not cluster.nodes.is_coming(pod())
+    assert searched == 0
+
+    cluster.nodes.node_state(reported("late", resources={"cpu": "4"}))
+    assert cluster.nodes.is_coming(pod())
+    assert searched == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pod("b", nodeSelector={"pool": "g"}),
+        pod("b", tolerations=[{"key": "k", "operator": "Exists"}]),
+        pod("b", containers=[{"name": "c", "resources": {"requests": {"cpu": "2"}}}]),
+        pod("b", overhead={"cpu": "1"}),
+        pod(
+            "b",
+            affinity={
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "pool", "operator": "Exists"}]}]
+                    }
+                }
+            },
+        ),
+    ],
+    ids=["selector", "tolerations", "requests", "overhead", "affinity"],
+)
+def test_pods_that_differ_in_what_nodes_are_searched_for_have_other_keys(other: PodObject) -> None:
+    assert scheduling_key(other.spec) != scheduling_key(pod("a").spec) == scheduling_key(pod("b").spec)

@@ -11,7 +11,7 @@ from bigfleet.operator.demand.demand import DemandView
 from bigfleet.operator.demand.entries import ObjectKey
 from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
-from bigfleet.operator.demand.waiting import LOOK_SECONDS, PodWait, UnschedulablePods
+from bigfleet.operator.demand.waiting import LOOK_SECONDS, SEARCH_SECONDS, PodWait, UnschedulablePods
 from bigfleet.operator.kubernetes.objects import CapacityRequestObject, PodObject
 from tests.operator.demand.objects import NO_CPU, HandClock, HandView, need_status, pod, request
 
@@ -19,15 +19,26 @@ from tests.operator.demand.objects import NO_CPU, HandClock, HandView, need_stat
 class Nodes:
     """Says that a node that became Ready at one moment could have taken any pod."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: HandClock) -> None:
+        self._clock = clock
         self.ready_seconds: float | None = None
         self.is_machine_coming = False
+        #: How long a search takes.
+        self.search_seconds = 0.0
+        #: The pods for which the nodes were searched.
+        self.searched: list[str] = []
 
     def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
+        self._search(pod)
         return self.ready_seconds is not None and after_seconds <= self.ready_seconds <= before_seconds
 
     def is_coming(self, pod: PodObject) -> bool:
+        self._search(pod)
         return self.is_machine_coming
+
+    def _search(self, pod: PodObject) -> None:
+        self.searched.append(pod.metadata.name)
+        self._clock.seconds += self.search_seconds
 
 
 class Heard:
@@ -45,7 +56,7 @@ class Cluster:
         self.clock = HandClock()
         self.requests: HandView[CapacityRequestObject] = HandView()
         self.pods: HandView[PodObject] = HandView()
-        self.nodes = Nodes()
+        self.nodes = Nodes(self.clock)
         self.heard = Heard()
         self.demand = DemandView(cluster=ClusterId("c"), requests=self.requests, clock=self.clock)
         self.requests.listeners.append(self.demand)
@@ -188,6 +199,84 @@ def test_machines_that_come_one_after_the_other_hold_a_pod_up_no_longer_than_one
 
     cluster.pass_time(40)
     assert cluster.asked() == ["cr-a"]
+
+
+def add_kinds(cluster: Cluster, count: int) -> None:
+    """Add pods of which each requests another amount, and let them be due."""
+    for number in range(count):
+        requests = {"cpu": str(number + 1)}
+        cluster.add(pod(f"p{number}", containers=[{"name": "c", "resources": {"requests": requests}}]))
+    cluster.report()
+    cluster.clock.seconds += 60
+
+
+def test_the_nodes_are_searched_once_for_pods_that_are_alike() -> None:
+    cluster = Cluster()
+    for number in range(100):
+        cluster.add(pod(f"p{number}"))
+    cluster.report()
+    cluster.clock.seconds += 60
+
+    assert len(cluster.asked()) == 100
+    assert len(cluster.nodes.searched) == 1
+
+    cluster.nodes.ready_seconds = cluster.clock.seconds
+    cluster.clock.seconds += 301
+    assert cluster.asked() == []
+    assert len(cluster.nodes.searched) == 2
+
+
+def test_the_nodes_are_searched_for_a_bounded_time_and_for_each_pod_in_some_pass() -> None:
+    """Seconds in one go would cost the operator its Lease; its successor would do the same a minute later."""
+    cluster = Cluster()
+    add_kinds(cluster, 10)
+    cluster.nodes.search_seconds = SEARCH_SECONDS / 2
+    counts = []
+    for _ in range(7):
+        began_seconds = cluster.clock.seconds
+        counts.append(len(cluster.asked()))
+        assert cluster.clock.seconds - began_seconds <= 1.5 * SEARCH_SECONDS
+        cluster.clock.seconds += 1
+
+    assert counts == [2, 4, 6, 8, 10, 10, 10]
+    assert sorted(cluster.nodes.searched) == sorted(f"p{number}" for number in range(10))
+
+
+def test_pods_are_given_up_in_some_pass_although_there_is_no_time_for_all_in_one() -> None:
+    cluster = Cluster()
+    add_kinds(cluster, 4)
+    assert len(cluster.asked()) == 4
+    cluster.nodes.ready_seconds = cluster.clock.seconds
+    cluster.nodes.search_seconds = SEARCH_SECONDS
+    cluster.clock.seconds += 301
+    counts = []
+    for _ in range(4):
+        counts.append(len(cluster.asked()))
+        cluster.clock.seconds += 1
+
+    assert counts == [3, 2, 1, 0]
+
+
+def test_pods_that_wait_for_a_machine_are_searched_for_after_those_that_were_not_yet() -> None:
+    cluster = Cluster()
+    add_kinds(cluster, 4)
+    cluster.nodes.is_machine_coming = True
+    cluster.nodes.search_seconds = SEARCH_SECONDS
+    for _ in range(8):
+        assert cluster.asked() == []
+        cluster.clock.seconds += LOOK_SECONDS
+
+    assert cluster.nodes.searched == ["p0", "p1", "p2", "p3"] * 2
+
+
+def test_a_pod_for_which_there_is_never_time_is_asked_for_after_a_quarter_of_an_hour() -> None:
+    cluster = Cluster()
+    add_kinds(cluster, 2)
+    cluster.nodes.is_machine_coming = True
+    cluster.nodes.search_seconds = JOINING_SECONDS
+    assert cluster.asked() == []
+
+    assert len(cluster.asked()) == 2
 
 
 def test_the_minute_begins_anew_when_the_row_was_unmet_in_between() -> None:

@@ -16,6 +16,7 @@ from bigfleet.operator.nodes.placement import NodeRoom
 from bigfleet.operator.nodes.pod_index import PodsByNode
 from bigfleet.operator.nodes.preflight import PROMISE_SECONDS, Preflight
 from bigfleet.operator.nodes.topology_rules import PodRules
+from bigfleet.operator.pod_reduction import PodReduction
 from bigfleet.operator.work_queue import WorkQueue
 from tests.operator.nodes.node_world import node_body, pod_body
 from tests.operator.nodes.scheduler_rules import cluster_fault
@@ -50,6 +51,7 @@ class Bench:
             clock=self.clock,
         )
         self.pods = PodsByNode()
+        self._reduce = PodReduction()
         self.preflight = Preflight(nodes=self.matcher, pods=self.pods, clock=self.clock)
         for body in nodes:
             self.matcher.put(msgspec.convert(body, NodeObject), None)
@@ -57,10 +59,18 @@ class Bench:
             self.put(body)
 
     def put(self, body: Mapping[str, Any]) -> PodObject:
+        """Put a pod as it is stored: replicas share labels and parts of their specs."""
         pod = msgspec.convert(body, PodObject)
         pod.metadata.uid = f"uid-{pod.metadata.name}"
+        pod = self._reduce(pod)
         self.pods.put(pod, None)
         return pod
+
+    def node(self, name: str, *, uid: str = "", **fields: Any) -> None:
+        """Put a Node, in place of the one with its name."""
+        stored = msgspec.convert(node_body(name, **fields), NodeObject)
+        stored.metadata.uid = uid
+        self.matcher.put(stored, self.matcher.node(name))
 
     def refusal(self, node: str, *leaving: str) -> str | None:
         found = self.matcher.node(node)
@@ -272,6 +282,52 @@ def test_a_spread_over_hostnames_counts_the_nodes_that_stay() -> None:
     assert Bench([node_body(name) for name in "abc"], pods).refusal("a") is None
     narrow = [node_body("a"), node_body("b"), node_body("c", allocatable={"cpu": "1", "pods": "9"})]
     assert "spread" in (Bench(narrow, uneven).refusal("a") or "")
+
+
+def test_a_zone_that_was_full_for_a_spread_takes_pods_again_when_the_others_have_as_many() -> None:
+    spec: dict[str, Any] = {"labels": {"app": "x"}, "topologySpreadConstraints": [spread("x", ZONE)]}
+    nodes = [node_body(name, labels={ZONE: zone}) for name, zone in (("a", "1"), ("b", "1"), ("c", "2"))]
+    bench = Bench(nodes, [pod_body(f"p{number}", "a", **spec) for number in range(3)])
+
+    assert bench.refusal("a") is None
+    assert sorted(bench.preflight.promised("m-a").values()) == ["b", "b", "c"]
+
+
+def test_a_spread_counts_no_pods_that_terminate_beside_others_that_are_alike() -> None:
+    spec: dict[str, Any] = {"labels": {"app": "x"}, "topologySpreadConstraints": [spread("x", ZONE)]}
+    nodes = [node_body(name, labels={ZONE: zone}) for name, zone in (("a", "1"), ("b", "1"), ("c", "2"))]
+    ending = pod_body("q", "b", **spec)
+    ending = {**ending, "metadata": {**ending["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    full = pod_body("full", "c", cpu="8")
+    mover = pod_body("p", "a", **spec)
+
+    assert Bench(nodes, [mover, ending, full]).refusal("a") is None
+    assert "spread" in (Bench(nodes, [mover, pod_body("q", "b", **spec), full]).refusal("a") or "")
+    assert "spread" in (Bench(nodes, [mover, ending, pod_body("r", "b", **spec), full]).refusal("a") or "")
+
+
+def test_the_zones_of_a_spread_are_those_of_the_nodes_that_the_pod_may_use() -> None:
+    nodes = [
+        node_body(name, labels={ZONE: zone, "disk": disk})
+        for name, zone, disk in (("a", "1", "ssd"), ("b", "1", "ssd"), ("c", "2", "hdd"))
+    ]
+    anywhere = pod_body("large", "a", cpu="4", labels={"app": "x"}, topologySpreadConstraints=[spread("x", ZONE)])
+    for rules in ({"nodeSelector": {"disk": "ssd"}}, affinity({"key": "disk", "operator": "In", "values": ["ssd"]})):
+        spec: dict[str, Any] = {"labels": {"app": "y"}, "topologySpreadConstraints": [spread("y", ZONE)], **rules}
+        bench = Bench(nodes, [anywhere, *(pod_body(f"p{number}", "a", **spec) for number in range(3))])
+
+        assert bench.refusal("a") is None
+        assert sorted(bench.preflight.promised("m-a").values()) == ["b", "b", "b", "b"]
+
+
+def test_pods_with_equal_labels_keep_others_away_by_their_own_rules() -> None:
+    residents = [
+        pod_body(name, node, cpu=cpu, labels={"app": "y"}, affinity={"podAntiAffinity": required(term(app, HOSTNAME))})
+        for name, node, app, cpu in (("q", "b", "z", "8"), ("r", "c", "x", "1"))
+    ]
+    bench = Bench([node_body(name) for name in "abc"], [pod_body("p", "a", labels={"app": "x"}), *residents])
+
+    assert "1 excluded by anti-affinity" in (bench.refusal("a") or "")
 
 
 def test_a_pod_stays_with_the_pods_of_its_affinity() -> None:
@@ -487,8 +543,8 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "resources and the pods limit are ignored": (NodeRoom, "lacks", lambda self, requests: None),
     "a placed pod takes no room": (NodeRoom, "take", lambda self, requests: None),
     "other pods are ignored": (PodRules, "fault", lambda self, node: None),
-    "placed pods keep no pod away": (PodRules, "place", lambda self, pod, node: None),
-    "residents keep no pod away": (PodRules, "_keep_away", lambda self, pod, node: None),
+    "placed pods keep no pod away": (PodRules, "place", lambda self, pods: None),
+    "residents keep no pod away": (PodRules, "_keep_away", lambda self, pods: None),
     "cordoned and unready nodes are used": (preflight, "_takes_pods", lambda node: True),
     "promises are forgotten": (Preflight, "_all_promises", lambda self: ()),
     "DaemonSets alone move": (preflight, "moves_in_a_drain", lambda pod: False),

@@ -7,7 +7,8 @@ import pytest
 
 from bigfleet.model.frames import DrainOutcome
 from bigfleet.model.states import MachineState
-from bigfleet.operator.kubernetes.resources import PODS
+from bigfleet.operator.kubernetes.resources import NODES, PODS
+from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.operator.nodes.node_world import NodeWorld, pod_body
 
 pytestmark = pytest.mark.virtual_time
@@ -66,6 +67,50 @@ async def test_nodes_that_are_drained_at_once_do_not_count_each_others_room(worl
     await operator.result(2)
 
     assert sorted(outcome for outcome, _text in operator.outcomes().values()) == ["DRAINED", "WOULD_NOT_FIT"]
+
+
+class SlowClock(LoopClock):
+    """A clock of a preflight in a large cluster: other tasks run for seconds before each of its slices."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds or 4.0)
+
+
+@pytest.mark.parametrize(("grace_seconds", "drained"), [(600, 20), (60, 8)])
+async def test_drains_wait_for_their_forecasts_for_half_of_their_grace(
+    world: NodeWorld, grace_seconds: int, drained: int
+) -> None:
+    """The rest of it is for the evictions; a Node whose drain was refused is not touched."""
+    machines = [f"m{number:02}" for number in range(20)]
+    for machine in machines:
+        world.node(machine, machine)
+        world.pod(f"p-{machine}", machine, cpu="100m")
+    world.node("z")
+    operator = world.operator()
+    operator.preflight._clock = SlowClock()
+    operator.instruct(*machines, grace_seconds=grace_seconds, **VOLUNTARY)
+    await operator.result(20)
+
+    refused = {name: text for name, (outcome, text) in operator.outcomes().items() if outcome == "WOULD_NOT_FIT"}
+    assert set(refused) == set(machines[drained:])
+    assert all("took longer than 30 s" in text for text in refused.values())
+    assert [name for name in machines if world.read_node(name).spec.unschedulable] == machines[:drained]
+    assert operator.observer.ends.count("drained") == drained
+
+
+async def test_a_node_that_was_made_again_before_its_forecast_is_not_touched(world: NodeWorld) -> None:
+    world.node("n", "m")
+    world.node("o")
+    world.pod("p", "n")
+    operator = world.operator()
+    operator.preflight._clock = SlowClock()
+    operator.instruct("m", grace_seconds=600, **VOLUNTARY)
+    await asyncio.sleep(1)
+    world.server.remove(NODES, "n")
+    world.node("n", "m")
+
+    assert (await operator.result()).outcome is DrainOutcome.NODE_NOT_FOUND
+    assert not world.read_node("n").spec.unschedulable
 
 
 async def test_a_refused_node_offers_its_room_again(world: NodeWorld) -> None:

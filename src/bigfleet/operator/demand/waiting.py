@@ -4,10 +4,11 @@ The scheduler decides what fits (docs/spec/operator.md §3). A pod counts only w
 still waits 5 min after a suitable machine became Ready, it is no longer requested until its spec or the reasons in its
 message change: a pod that can never run must not hold a machine forever. A pod is never requested once more while its
 row is unmet or the row's machines are still coming, because the row's own demand requests it already; nor while a
-machine that came cannot run it yet (`bigfleet.operator.demand.joined_nodes`).
+machine that came cannot run it yet (`bigfleet.operator.demand.joined_nodes`). The nodes are searched for a bounded time
+in each pass; what there was no time for stays as it is until a later one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ from bigfleet.model.clock import Clock
 from bigfleet.model.frames import NeedStatusUpdate, UnmetReason
 from bigfleet.model.vector import Vector
 from bigfleet.operator.demand.entries import ObjectKey, PodKey, RequestEntry, RowId, pod_key
-from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
+from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS, KEY_FIELDS, scheduling_key
 from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
 from bigfleet.operator.demand.too_large import Largest, exceeds, largest_named
 from bigfleet.operator.kubernetes.objects import PodObject
@@ -27,8 +28,11 @@ from bigfleet.operator.kubernetes.views import ObjectView
 WAITING_SECONDS: Final = 60.0
 #: How long a machine that could have taken it is Ready before a pod is no longer asked for.
 GIVEN_UP_SECONDS: Final = 300.0
-#: How often the nodes are searched for one that came for a pod; a thousand pods may wait beside a hundred new nodes.
+#: How often the nodes are searched for one that came for a pod.
 LOOK_SECONDS: Final = 30.0
+#: How long they are searched in one pass before the rest waits for the next: thousands of pods of hundreds of kinds may
+#: wait beside thousands of new nodes, and sessions and the Lease must have their turn.
+SEARCH_SECONDS: Final = 0.02
 _FAILING_SECONDS_MAX: Final = 60.0
 
 
@@ -115,6 +119,47 @@ class _Pod:
 
     def circumstances(self) -> tuple[str, bytes]:
         return reasons_of(self.message), msgspec.msgpack.encode(self.pod.spec)
+
+
+class _Searches:
+    """The searches of one pass: pods that are alike share one, and none begins once `SEARCH_SECONDS` are over."""
+
+    def __init__(self, nodes: ServingNodes, clock: Clock) -> None:
+        self._nodes = nodes
+        self._clock = clock
+        self._until_seconds = clock.monotonic_seconds() + SEARCH_SECONDS
+        self._found: dict[tuple[bytes, float | None], bool] = {}
+        #: By the objects that replicas share (`bigfleet.operator.pod_reduction`).
+        self._keys: dict[tuple[int, ...], bytes] = {}
+
+    def is_coming(self, known: _Pod) -> bool | None:
+        """Return what `ServingNodes.is_coming` returns; None if there is no time left."""
+        return self._find(known, None, lambda: self._nodes.is_coming(known.pod))
+
+    def could_have_run(self, known: _Pod, after_seconds: float, before_seconds: float) -> bool | None:
+        """Return what `ServingNodes.could_have_run` returns; None if there is no time left.
+
+        `before_seconds` is the same throughout a pass.
+        """
+        return self._find(
+            known,
+            after_seconds,
+            lambda: self._nodes.could_have_run(known.pod, after_seconds=after_seconds, before_seconds=before_seconds),
+        )
+
+    def _find(self, known: _Pod, after_seconds: float | None, search: Callable[[], bool]) -> bool | None:
+        spec = known.pod.spec
+        shared = tuple([id(getattr(spec, field)) for field in KEY_FIELDS])
+        key = self._keys.get(shared)
+        has_time = self._clock.monotonic_seconds() < self._until_seconds
+        if key is None and has_time:
+            key = self._keys[shared] = scheduling_key(spec)
+        if key is None:
+            return None
+        found = self._found.get((key, after_seconds))
+        if found is None and has_time:
+            found = self._found[key, after_seconds] = search()
+        return found
 
 
 class UnschedulablePods:
@@ -212,11 +257,14 @@ class UnschedulablePods:
     def waiting_requests(self) -> list[ObjectKey]:
         """Begin and cease to ask for pods as time says; return the requests whose pods are asked for once more."""
         is_current = self._view.failing_seconds() <= _FAILING_SECONDS_MAX
+        searches = _Searches(self._nodes, self._clock)
+        now_seconds = self._clock.monotonic_seconds()
         asked = []
-        for known, entry in list(self._counted()):
+        # Those for which the nodes were searched least lately come first: each has its turn in some pass.
+        for known, entry in sorted(self._counted(), key=lambda pair: pair[0].looked_seconds):
             before = known.wait
             if is_current:
-                self._judge(known, entry)
+                self._judge(known, entry, searches, now_seconds)
             if known.wait is not before:
                 self._notify(entry.pod)
             if known.wait is PodWait.ASKED_FOR and entry.row is not None:
@@ -229,8 +277,7 @@ class UnschedulablePods:
             if entry is not None:
                 yield known, entry
 
-    def _judge(self, known: _Pod, entry: RequestEntry) -> None:
-        now_seconds = self._clock.monotonic_seconds()
+    def _judge(self, known: _Pod, entry: RequestEntry, searches: _Searches, now_seconds: float) -> None:
         if known.since_seconds is None or known.given_up_for is not None or entry.row is None:
             return
         if known.asked_seconds is None:
@@ -239,24 +286,28 @@ class UnschedulablePods:
             if met_since_seconds is None or not is_judged or self._is_too_large(entry, entry.row.id):
                 return
             waited_seconds = now_seconds - max(met_since_seconds, known.since_seconds)
-            if waited_seconds >= WAITING_SECONDS and not self._waits_for_node(known, waited_seconds):
+            if waited_seconds < WAITING_SECONDS:
+                return
+            if waited_seconds >= JOINING_SECONDS or not self._awaits_node(known, searches, now_seconds):
                 known.asked_seconds = now_seconds
             return
         ready_seconds = now_seconds - GIVEN_UP_SECONDS
         if ready_seconds < known.asked_seconds or now_seconds - known.looked_seconds < LOOK_SECONDS:
             return
-        known.looked_seconds = now_seconds
-        if self._nodes.could_have_run(known.pod, after_seconds=known.asked_seconds, before_seconds=ready_seconds):
+        found = searches.could_have_run(known, known.asked_seconds, ready_seconds)
+        if found is not None:
+            known.looked_seconds = now_seconds
+        if found:
             known.given_up_for = known.circumstances()
 
-    def _waits_for_node(self, known: _Pod, waited_seconds: float) -> bool:
-        """Return whether a machine that came for the row cannot run the pod yet; it is given so much time at most."""
-        now_seconds = self._clock.monotonic_seconds()
-        if waited_seconds >= JOINING_SECONDS:
-            return False
+    def _awaits_node(self, known: _Pod, searches: _Searches, now_seconds: float) -> bool:
+        """Return whether a machine that came for the row cannot run the pod yet, or whether that is not known yet."""
         if now_seconds - known.looked_seconds >= LOOK_SECONDS:
+            found = searches.is_coming(known)
+            if found is None:
+                return True
             known.looked_seconds = now_seconds
-            known.awaits_node = self._nodes.is_coming(known.pod)
+            known.awaits_node = found
         return known.awaits_node
 
     def _is_too_large(self, entry: RequestEntry, row_id: RowId) -> bool:

@@ -278,7 +278,13 @@ class DrainExecutor:
         machine_id = drain.record.machine_id
         if drain.is_begun and self._preflight.promised(machine_id):
             return
-        refusal = await self._preflight.judge(machine_id, node, leaving=self.leaving, is_begun=drain.is_begun)
+        refusal = await self._preflight.judge(
+            machine_id,
+            node,
+            leaving=self.leaving,
+            deadline_seconds=drain.record.deadline_seconds,
+            is_begun=drain.is_begun,
+        )
         if refusal is None:
             return
         if not drain.is_begun:

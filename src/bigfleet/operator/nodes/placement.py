@@ -7,7 +7,7 @@ here.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -20,9 +20,18 @@ from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_req
 from bigfleet.operator.kubernetes.scheduling_rules import admits, repelling_taint
 from bigfleet.operator.nodes.disruption import why_not_disrupted
 from bigfleet.operator.nodes.pod_index import PodKey
-from bigfleet.operator.nodes.topology_rules import Located, PodRules
+from bigfleet.operator.nodes.topology_rules import (
+    Located,
+    PodRules,
+    ReplicaGroup,
+    SpreadDomains,
+    asks_for_others,
+    grouped,
+)
 
 _PODS: Final = "pods"
+#: Rooms that are tried for a pod between two pauses: some milliseconds.
+_ROOMS_A_STEP: Final = 500
 
 Result = TypeVar("Result")
 
@@ -99,8 +108,8 @@ class _Kind:
 
     requests: dict[str, int]
     rules: PodRules
-    #: Rooms before this one are known to be too small or forbidden.
-    start: int = 0
+    #: In order, without those that were found to be too small, or forbidden for good.
+    rooms: list[NodeRoom]
 
 
 class PodPlacer:
@@ -123,11 +132,12 @@ class PodPlacer:
         self._score = score
         self._rooms = rooms
         self._residents = residents
-        self._located: Sequence[Located] | None = None
+        self._resident_groups: Sequence[ReplicaGroup] | None = None
         self._anti_affine = anti_affine
-        self._nodes = nodes
+        self._anti_affine_groups: Sequence[ReplicaGroup] | None = None
+        self._domains = SpreadDomains(nodes)
         self._kinds: dict[bytes, _Kind] = {}
-        self._placed: list[Located] = []
+        self._placed: list[ReplicaGroup] = []
 
     def place(self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]) -> PlacedPods:
         """Place pods, the largest by `size` first; stops at the first that fits nowhere."""
@@ -136,10 +146,11 @@ class PodPlacer:
     def steps(
         self, pods: Iterable[PodObject], *, size: Callable[[Mapping[str, int]], float]
     ) -> Generator[None, None, PlacedPods]:
-        """Place pods as `place` does, with a pause before each: one may take a tenth of a second in a large cluster."""
+        """Place pods as `place` does, with pauses every some milliseconds; `pods` are read before the first."""
         placement = PlacedPods()
         sized = []
-        for pod in pods:
+        for pod in list(pods):
+            yield
             why_not = why_not_disrupted(pod)
             if why_not is not None:
                 placement.unplaced = Unplaced(pod, why_not, "must not be evicted by a voluntary drain")
@@ -156,54 +167,57 @@ class PodPlacer:
         sized.sort(key=lambda entry: entry[:2])
         for _size, key, pod, requests in sized:
             yield
-            kind = self._kind_of(pod, requests)
-            room = self._find(pod, kind)
+            kind = yield from self._kind_of(pod, requests)
+            room = yield from self._find(pod, kind)
             if room is None:
-                placement.unplaced = Unplaced(pod, self._why(pod, kind))
+                why = yield from self._why(pod, kind)
+                placement.unplaced = Unplaced(pod, why)
                 return placement
             room.take(requests)
             self._note(pod, room.node)
             placement.assigned[key] = room.node.metadata.name
         return placement
 
-    def _find(self, pod: PodObject, kind: _Kind) -> NodeRoom | None:
+    def _find(self, pod: PodObject, kind: _Kind) -> Generator[None, None, NodeRoom | None]:
         score = self._score
         if score is not None:
             rooms = (room for room in self._rooms if self._fault(room, pod, kind) is None)
             return max(rooms, key=lambda room: score(room, kind.requests), default=None)
-        remembers = kind.rules.only_get_stricter
-        for position in range(kind.start if remembers else 0, len(self._rooms)):
-            room = self._rooms[position]
-            if self._fault(room, pod, kind) is None:
-                if remembers:
-                    kind.start = position
+        rules_last = kind.rules.only_get_stricter
+        kept = 0
+        for position, room in enumerate(kind.rooms):
+            if position % _ROOMS_A_STEP == _ROOMS_A_STEP - 1:
+                yield
+            if _lasting_fault(room, pod, kind) is not None:
+                continue
+            is_free = kind.rules.fault(room.node) is None
+            if is_free or not rules_last:
+                kind.rooms[kept] = room
+                kept += 1
+            if is_free:
+                del kind.rooms[kept : position + 1]
                 return room
-        if remembers:
-            kind.start = len(self._rooms)
+        del kind.rooms[kept:]
         return None
 
     def _fault(self, room: NodeRoom, pod: PodObject, kind: _Kind) -> str | None:
-        lacking = room.lacks(kind.requests)
-        if lacking is not None:
-            return f"too little {lacking}"
-        if not admits(room.node, pod.spec):
-            return "not selected by its node selector or affinity"
-        taint = repelling_taint(room.node.spec.taints, pod.spec.tolerations)
-        if taint is not None:
-            return f"taint {taint.key} not tolerated"
-        return kind.rules.fault(room.node)
+        return _lasting_fault(room, pod, kind) or kind.rules.fault(room.node)
 
-    def _why(self, pod: PodObject, kind: _Kind) -> str:
+    def _why(self, pod: PodObject, kind: _Kind) -> Generator[None, None, str]:
         amounts = ", ".join(f"{name} {text}" for name, text in format_vector(kind.requests).items())
         if not self._rooms:
             return f"it requests {amounts or 'nothing'}; no other node is schedulable and Ready"
-        faults = Counter(self._fault(room, pod, kind) for room in self._rooms)
+        faults: Counter[str | None] = Counter()
+        for position, room in enumerate(self._rooms, 1):
+            faults[self._fault(room, pod, kind)] += 1
+            if position % _ROOMS_A_STEP == 0:
+                yield
         listed = "; ".join(
             f"{count} {fault}" for fault, count in sorted(faults.items(), key=lambda f: (-f[1], f[0] or ""))
         )
         return f"it requests {amounts or 'nothing'}; of {len(self._rooms)} other nodes: {listed}"
 
-    def _kind_of(self, pod: PodObject, requests: dict[str, int]) -> _Kind:
+    def _kind_of(self, pod: PodObject, requests: dict[str, int]) -> Generator[None, None, _Kind]:
         spec = pod.spec
         text = msgspec.json.encode(
             (
@@ -218,21 +232,33 @@ class PodPlacer:
         )
         kind = self._kinds.get(text)
         if kind is None:
-            rules = PodRules.build(pod, _LazyPods(self._all_residents), self._anti_affine, self._nodes)
-            for placed, node in self._placed:
-                rules.place(placed, node)
-            kind = self._kinds[text] = _Kind(requests, rules)
+            if self._anti_affine_groups is None:
+                self._anti_affine_groups = yield from grouped(self._anti_affine)
+            if self._resident_groups is None and asks_for_others(pod):
+                self._resident_groups = yield from grouped(self._residents())
+            residents = self._resident_groups if asks_for_others(pod) else None
+            rules = yield from PodRules.steps(pod, residents or (), self._anti_affine_groups, self._domains)
+            for placed in self._placed:
+                rules.place(placed)
+            kind = self._kinds[text] = _Kind(requests, rules, list(self._rooms))
         return kind
 
-    def _all_residents(self) -> Sequence[Located]:
-        if self._located is None:
-            self._located = tuple(self._residents())
-        return self._located
-
     def _note(self, pod: PodObject, node: NodeObject) -> None:
-        self._placed.append((pod, node))
+        placed = ReplicaGroup.of(pod, node)
+        self._placed.append(placed)
         for kind in self._kinds.values():
-            kind.rules.place(pod, node)
+            kind.rules.place(placed)
+
+
+def _lasting_fault(room: NodeRoom, pod: PodObject, kind: _Kind) -> str | None:
+    """Say why the room will never take a pod of the kind; None if rules about other pods decide."""
+    lacking = room.lacks(kind.requests)
+    if lacking is not None:
+        return f"too little {lacking}"
+    if not admits(room.node, pod.spec):
+        return "not selected by its node selector or affinity"
+    taint = repelling_taint(room.node.spec.taints, pod.spec.tolerations)
+    return f"taint {taint.key} not tolerated" if taint is not None else None
 
 
 def exhaust(steps: Generator[None, None, Result]) -> Result:
@@ -243,13 +269,3 @@ def exhaust(steps: Generator[None, None, Result]) -> Result:
         except StopIteration as end:
             result: Result = end.value
             return result
-
-
-class _LazyPods:
-    """Iterates over pods that are collected only when somebody asks: most pods have no rules about others."""
-
-    def __init__(self, collect: Callable[[], Iterable[Located]]) -> None:
-        self._collect = collect
-
-    def __iter__(self) -> Iterator[Located]:
-        return iter(self._collect())

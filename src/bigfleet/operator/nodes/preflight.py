@@ -2,11 +2,12 @@
 
 A forecast by first fit (`bigfleet.operator.nodes.placement`). Room that was promised to the pods of one drain counts
 for no other drain until those pods have moved. Nodes that are being drained offer no room. Many drains may be judged at
-once in a large cluster, and other tasks run in the meantime. This module reads caches and stores promises; it must
-never touch a node.
+once in a large cluster, and other tasks run in the meantime. A forecast begins when its turn comes and is accepted only
+if the room is still there at its end. This module reads caches and stores promises; it must never touch a node.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
@@ -17,16 +18,20 @@ from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
 from bigfleet.operator.nodes.matching import NodeMatcher
-from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer, exhaust
+from bigfleet.operator.nodes.placement import NodeRoom, PlacedPods, PodPlacer, exhaust
 from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, moves_in_a_drain
 from bigfleet.operator.nodes.topology_rules import Located, depends_on_others
 
 #: How long room stays promised after its pod has left: until the pod's successor is bound and counts by itself.
 PROMISE_SECONDS: Final = 30.0
-#: Most that a drain waits for its forecast, those of other drains before it among it. The time is taken from its grace.
+#: Most that a forecast takes, so that it is never older. A drain that has begun waits no longer than that in all.
 PREFLIGHT_SECONDS_MAX: Final = 10.0
+#: How much of its grace a drain waits for its forecast, because those of other drains come first.
+WAIT_SHARE: Final = 0.5
 #: How long a forecast runs before other tasks have their turn: renewing the Lease takes several turns within 10 s.
-SLICE_SECONDS: Final = 0.1
+SLICE_SECONDS: Final = 0.01
+#: Nodes whose room is computed between two pauses: some milliseconds.
+_NODES_A_STEP: Final = 250
 
 
 @dataclass(slots=True)
@@ -34,10 +39,21 @@ class _Promise:
     """Room on one node for a pod that has to leave another."""
 
     pod: PodObject
+    requests: Mapping[str, int]
     source: str
     target: str
     #: When the pod was first found to be gone; None while it is there.
     gone_seconds: float | None = None
+
+
+@dataclass(slots=True)
+class _Forecast:
+    """Where the pods of a node would go, and those for which room was promised before and that need another place."""
+
+    node: NodeObject
+    moving: list[PodObject]
+    redirected: list[_Promise]
+    placement: PlacedPods
 
 
 class Preflight:
@@ -51,29 +67,63 @@ class Preflight:
         self._promises: dict[str, list[_Promise]] = {}
         #: Held by the drain that is judged: another one must find what it was promised.
         self._turn = asyncio.Lock()
+        #: Held in addition by one that has not begun, so that one that has waits for a single forecast only.
+        self._turn_of_new = asyncio.Lock()
 
     async def judge(
-        self, machine_id: str, node: NodeObject, *, leaving: Callable[[], Set[str]], is_begun: bool = False
+        self,
+        machine_id: str,
+        node: NodeObject,
+        *,
+        leaving: Callable[[], Set[str]],
+        deadline_seconds: float,
+        is_begun: bool = False,
     ) -> str | None:
         """Return what `refusal` returns: one drain after the other, with pauses in which other tasks run.
 
-        Refuses and promises nothing once `PREFLIGHT_SECONDS_MAX` are over.
+        `deadline_seconds` is when the drain's grace ends, monotonic. Refuses and promises nothing if there is no
+        forecast when `WAIT_SHARE` of the grace is over, at the earliest after `PREFLIGHT_SECONDS_MAX`; for a drain that
+        has begun, after `PREFLIGHT_SECONDS_MAX`. If the node is gone or was made again when its turn comes, neither
+        refuses nor promises: the drain of such a node ends by its UID.
         """
         asked_seconds = self._clock.monotonic_seconds()
-        async with self._turn:
-            steps = self._steps(machine_id, node, leaving(), is_begun=is_begun)
-            while self._clock.monotonic_seconds() - asked_seconds < PREFLIGHT_SECONDS_MAX:
-                await self._clock.sleep(0)
-                slice_seconds = self._clock.monotonic_seconds()
-                try:
-                    while True:
-                        next(steps)
-                        if self._clock.monotonic_seconds() - slice_seconds >= SLICE_SECONDS:
-                            break
-                except StopIteration as end:
-                    refusal: str | None = end.value
-                    return refusal
-        return f"its forecast, with those of other drains before it, took longer than {PREFLIGHT_SECONDS_MAX:g} s"
+        wait_seconds = PREFLIGHT_SECONDS_MAX
+        if not is_begun:
+            wait_seconds = max(wait_seconds, (deadline_seconds - asked_seconds) * WAIT_SHARE)
+        async with contextlib.nullcontext() if is_begun else self._turn_of_new, self._turn:
+            turn_seconds = self._clock.monotonic_seconds()
+            until_seconds = min(asked_seconds + wait_seconds, turn_seconds + PREFLIGHT_SECONDS_MAX)
+            while self._clock.monotonic_seconds() < until_seconds:
+                present = self._nodes.node(node.metadata.name)
+                if present is None or present.metadata.uid != node.metadata.uid:
+                    return None
+                steps = self._steps(present, leaving(), is_begun=is_begun)
+                forecast = await self._in_slices(steps, until_seconds)
+                if forecast is None:
+                    break
+                if forecast.placement.unplaced is not None:
+                    return forecast.placement.unplaced.text
+                if not self._is_outdated(forecast, leaving(), is_begun=is_begun):
+                    self._promise(machine_id, forecast)
+                    return None
+        if until_seconds < asked_seconds + wait_seconds:
+            return f"its forecast took longer than {PREFLIGHT_SECONDS_MAX:g} s"
+        return f"its forecast, with those of other drains before it, took longer than {wait_seconds:.0f} s"
+
+    async def _in_slices(self, steps: Generator[None, None, _Forecast], until_seconds: float) -> _Forecast | None:
+        """Return the forecast, None once the time is over; other tasks run before each slice."""
+        while self._clock.monotonic_seconds() < until_seconds:
+            await self._clock.sleep(0)
+            slice_seconds = self._clock.monotonic_seconds()
+            try:
+                while True:
+                    next(steps)
+                    if self._clock.monotonic_seconds() - slice_seconds >= SLICE_SECONDS:
+                        break
+            except StopIteration as end:
+                forecast: _Forecast = end.value
+                return forecast
+        return None
 
     def refusal(self, machine_id: str, node: NodeObject, *, leaving: Set[str], is_begun: bool = False) -> str | None:
         """Say why the node's pods would not fit elsewhere; None accepts, and promises them their room.
@@ -82,16 +132,21 @@ class Preflight:
         terminate need room as well: what takes their place may not be there yet. The text names the first pod that
         fits nowhere.
         """
-        return exhaust(self._steps(machine_id, node, leaving, is_begun=is_begun))
+        forecast = exhaust(self._steps(node, leaving, is_begun=is_begun))
+        if forecast.placement.unplaced is not None:
+            return forecast.placement.unplaced.text
+        self._promise(machine_id, forecast)
+        return None
 
-    def _steps(
-        self, machine_id: str, node: NodeObject, leaving: Set[str], *, is_begun: bool
-    ) -> Generator[None, None, str | None]:
+    def _moving(self, node: NodeObject, *, is_begun: bool) -> list[PodObject]:
+        pods = self._pods.on(node.metadata.name).pods.values()
+        return [pod for pod in pods if moves_in_a_drain(pod) and (is_begun or not pod.is_terminating)]
+
+    def _steps(self, node: NodeObject, leaving: Set[str], *, is_begun: bool) -> Generator[None, None, _Forecast]:
         self._prune()
         name = node.metadata.name
         away = {*leaving, name}
-        pods = [pod for pod in self._pods.on(name).pods.values() if moves_in_a_drain(pod)]
-        moving = [pod for pod in pods if is_begun or not pod.is_terminating]
+        moving = self._moving(node, is_begun=is_begun)
         # Pods that were to come here need another place; where others fit may depend on the pods that leave now.
         redirected = [
             promise
@@ -99,15 +154,48 @@ class Preflight:
             if promise.gone_seconds is None and (promise.target == name or depends_on_others(promise.pod))
         ]
         everyone = {pod.metadata.key: pod for pod in (*(p.pod for p in redirected), *moving)}
-        redirected_ids = {id(promise) for promise in redirected}
-        staying = [promise for promise in self._all_promises() if id(promise) not in redirected_ids]
-        placement = yield from self._fit(away, staying).steps(everyone.values(), size=share_of(node))
-        if placement.unplaced is not None:
-            return placement.unplaced.text
-        for promise in redirected:
-            promise.target = placement.assigned[promise.pod.metadata.key]
-        self._promises[machine_id] = [_Promise(pod, name, placement.assigned[pod.metadata.key]) for pod in moving]
-        return None
+        placer = yield from self._fit(away, self._all_but(redirected))
+        placement = yield from placer.steps(everyone.values(), size=share_of(node))
+        return _Forecast(node, moving, redirected, placement)
+
+    def _promise(self, machine_id: str, forecast: _Forecast) -> None:
+        assigned = forecast.placement.assigned
+        for promise in forecast.redirected:
+            promise.target = assigned[promise.pod.metadata.key]
+        self._promises[machine_id] = [
+            _Promise(pod, requested_by(pod.spec), forecast.node.metadata.name, assigned[pod.metadata.key])
+            for pod in forecast.moving
+        ]
+
+    def _is_outdated(self, forecast: _Forecast, leaving: Set[str], *, is_begun: bool) -> bool:
+        """Return whether the node has other pods by now, or some room of the forecast is no longer there.
+
+        Rules about other pods are not evaluated again.
+        """
+        name = forecast.node.metadata.name
+        known = {pod.metadata.uid for pod in forecast.moving}
+        if any(pod.metadata.uid not in known for pod in self._moving(forecast.node, is_begun=is_begun)):
+            return True
+        pods = {pod.metadata.key: pod for pod in (*(p.pod for p in forecast.redirected), *forecast.moving)}
+        wanted = [(target, requested_by(pods[key].spec)) for key, target in forecast.placement.assigned.items()]
+        targets = {target for target, _requests in wanted}
+        if not targets.isdisjoint({*leaving, name}):
+            return True
+        rooms: dict[str, NodeRoom] = {}
+        for target in targets:
+            node = self._nodes.node(target)
+            if node is None or not _takes_pods(node):
+                return True
+            load = self._pods.on(target)
+            rooms[target] = NodeRoom.of(node, load.requested, len(load.pods))
+        for promise in self._all_but(forecast.redirected):
+            if promise.target in rooms:
+                rooms[promise.target].take(promise.requests)
+        for target, requests in wanted:
+            if rooms[target].lacks(requests) is not None:
+                return True
+            rooms[target].take(requests)
+        return False
 
     def promised(self, machine_id: str) -> dict[PodKey, str]:
         """Return where the pods of a machine's accepted drain have room, by node name."""
@@ -123,32 +211,35 @@ class Preflight:
         The room that is promised to pods is taken.
         """
         self._prune()
-        return self._rooms(away, self._all_promises())
+        return exhaust(self._rooms(away, list(self._all_promises())))
 
     def _rooms(
-        self, away: Set[str], promises: Iterable[_Promise]
-    ) -> tuple[dict[str, NodeRoom], dict[str, NodeObject], list[Located]]:
+        self, away: Set[str], promises: list[_Promise]
+    ) -> Generator[None, None, tuple[dict[str, NodeRoom], dict[str, NodeObject], list[Located]]]:
         staying = {n.metadata.name: n for n in self._nodes.nodes() if n.metadata.name not in away}
         rooms = {}
-        for name in sorted(staying):
+        for position, name in enumerate(sorted(staying), 1):
             node = staying[name]
             if _takes_pods(node):
                 load = self._pods.on(name)
                 rooms[name] = NodeRoom.of(node, load.requested, len(load.pods))
+            if position % _NODES_A_STEP == 0:
+                yield
         promised: list[Located] = []
         for promise in promises:
             room = rooms.get(promise.target)
             if room is not None:
-                room.take(requested_by(promise.pod.spec))
+                room.take(promise.requests)
                 promised.append((promise.pod, room.node))
         return rooms, staying, promised
 
-    def _fit(self, away: Set[str], promises: Iterable[_Promise]) -> PodPlacer:
-        rooms, staying, promised = self._rooms(away, promises)
+    def _fit(self, away: Set[str], promises: list[_Promise]) -> Generator[None, None, PodPlacer]:
+        rooms, staying, promised = yield from self._rooms(away, promises)
 
         def residents() -> Iterable[Located]:
             for name, node in staying.items():
-                for pod in self._pods.on(name).pods.values():
+                # A copy: the pods of a node may change between two steps.
+                for pod in tuple(self._pods.on(name).pods.values()):
                     yield pod, node
             yield from promised
 
@@ -161,6 +252,10 @@ class Preflight:
             anti_affine=[*anti_affine, *promised],
             nodes=tuple(staying.values()),
         )
+
+    def _all_but(self, redirected: Iterable[_Promise]) -> list[_Promise]:
+        ids = {id(promise) for promise in redirected}
+        return [promise for promise in self._all_promises() if id(promise) not in ids]
 
     def _all_promises(self) -> Iterable[_Promise]:
         for promises in self._promises.values():

@@ -44,21 +44,24 @@ is_there() {
   [ -z "$project" ] && [ -x "$venv/bin/python" ]
 }
 
+# Each worker of the tests imports most modules; for a run of `make up` most are never imported, and bytecode takes half of the room.
+case $lock in
+requirements-dev.lock) uv_compiles=--compile-bytecode pip_compiles=--compile ;;
+*) uv_compiles=--no-compile-bytecode pip_compiles=--no-compile ;;
+esac
+
 with_uv() {
   { is_there || "$1" venv --quiet --allow-existing --python "$python" "$venv"; } &&
-    "$1" pip install --quiet --python "$venv/bin/python" --require-hashes --requirements "$lock" &&
+    "$1" pip install --quiet --python "$venv/bin/python" "$uv_compiles" --require-hashes --requirements "$lock" &&
     if [ -n "$project" ]; then
       "$1" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
     fi
 }
 
-# What is not for development takes half the room and half the time without bytecode, which is written when a module is first
-# imported, as uv does it: most modules never are.
 with_pip() {
   is_there || "$python" -m venv "$venv"
-  compiled=
-  [ "$lock" != requirements.lock ] || compiled=--no-compile
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check $compiled --require-hashes --requirement "$lock"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$pip_compiles" --require-hashes \
+    --requirement "$lock"
   if [ -n "$project" ]; then
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
   fi

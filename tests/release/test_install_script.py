@@ -52,11 +52,13 @@ def install(tmp_path: Path) -> Install:
     executable(tmp_path / "bin" / "python", PYTHON)
     executable(tmp_path / "uv", UV)
 
-    def run(*words: str, has_uv: bool = False, **settings: str) -> "subprocess.CompletedProcess[str]":
+    def run(
+        *words: str, lock: str = "requirements.lock", has_uv: bool = False, **settings: str
+    ) -> "subprocess.CompletedProcess[str]":
         if has_uv:
             shutil.copy(tmp_path / "uv", tmp_path / "bin" / "uv")
         return subprocess.run(
-            ["sh", str(ROOT / "tools/install.sh"), "python", "requirements.lock", ".venv", *words],
+            ["sh", str(ROOT / "tools/install.sh"), "python", lock, ".venv", *words],
             cwd=tmp_path,
             env={"PATH": str(tmp_path / "bin"), "LOG": str(tmp_path / "log"), "UV": str(tmp_path / "uv"), **settings},
             capture_output=True,
@@ -75,7 +77,7 @@ def calls(folder: Path, program: str) -> list[str]:
 
 BY_UV = [
     "uv venv --allow-existing --python python .venv",
-    "uv pip install --python .venv/bin/python --require-hashes --requirements requirements.lock",
+    "uv pip install --python .venv/bin/python --no-compile-bytecode --require-hashes --requirements requirements.lock",
     "uv pip install --python .venv/bin/python --no-deps --no-build-isolation --editable .",
 ]
 
@@ -128,6 +130,15 @@ def test_pip_installs_where_uv_fails(install: Install, tmp_path: Path) -> None:
 
     assert (done.returncode, done.stderr) == (0, "uv could not install requirements.lock; pip tries it\n")
     assert len(calls(tmp_path, "python -m pip install")) == 1
+
+
+@pytest.mark.parametrize(("has_uv", "option"), [(True, "--compile-bytecode"), (False, "--compile")])
+def test_what_develops_bigfleet_is_compiled(install: Install, tmp_path: Path, has_uv: bool, option: str) -> None:
+    """Each process of the tests imports most of it."""
+    assert install(lock="requirements-dev.lock", has_uv=has_uv, NO_INDEX="1").returncode == 0
+
+    (installed,) = [line for line in calls(tmp_path, "") if line.endswith("requirements-dev.lock")]
+    assert option in installed.split()
 
 
 def test_an_old_python_is_refused_before_anything_is_done(install: Install, tmp_path: Path) -> None:

@@ -58,3 +58,8 @@ def identifier_fault(text: str) -> str | None:
         if character.isspace() or not character.isprintable():
             return f"has the character {character!r} at position {position}; blanks and control characters are refused"
     return None
+
+
+def text_bytes(text: str) -> int:
+    """Return the size of the text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from bigfleet.model import labels
-from bigfleet.model.ids import Fingerprint
+from bigfleet.model.ids import Fingerprint, text_bytes
 from bigfleet.model.machine import Machine
 
 _INT32 = range(-(2**31), 2**31)
@@ -25,7 +25,7 @@ FINGERPRINT_BYTES_MAX: Final = 48 * 1024
 
 def fingerprint_fault(fingerprint: str) -> str:
     """Return why no machine can store this fingerprint, "" for one that is short enough."""
-    size_bytes = len(fingerprint) if fingerprint.isascii() else len(fingerprint.encode())
+    size_bytes = text_bytes(fingerprint)
     if size_bytes <= FINGERPRINT_BYTES_MAX:
         return ""
     return f"requirements and spreads are {size_fault(size_bytes)}"

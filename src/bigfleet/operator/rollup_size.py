@@ -8,6 +8,7 @@ does not choose which request is left out.
 from collections import Counter
 from typing import Final
 
+from bigfleet.model.ids import text_bytes
 from bigfleet.model.shapes import SHAPES_MAX
 from bigfleet.operator.requests import MappedRequest
 
@@ -59,7 +60,7 @@ class _Shapes:
             return
         self._kinds_bytes += _SHAPE_BYTES
         for name, _milli in kind[0]:
-            name_bytes = _AMOUNT_BYTES + _text_bytes(name)
+            name_bytes = _AMOUNT_BYTES + text_bytes(name)
             self._kinds_bytes += name_bytes
             self._names[name] += 1
             if self._names[name] == 1:
@@ -72,7 +73,7 @@ class _Shapes:
         del self._kinds[kind]
         self._kinds_bytes -= _SHAPE_BYTES
         for name, _milli in kind[0]:
-            name_bytes = _AMOUNT_BYTES + _text_bytes(name)
+            name_bytes = _AMOUNT_BYTES + text_bytes(name)
             self._kinds_bytes -= name_bytes
             self._names[name] -= 1
             if not self._names[name]:
@@ -129,7 +130,7 @@ class RollUpSize:
         """Count a request."""
         row = self._rows.get(row_id)
         if row is None:
-            own_bytes = _ROW_BYTES + _text_bytes(request.profile.fingerprint) + _text_bytes(request.group)
+            own_bytes = _ROW_BYTES + text_bytes(request.profile.fingerprint) + text_bytes(request.group)
             row = self._rows[row_id] = _Row(own_bytes)
             self._all.change(1, own_bytes)
         total = self._namespaces.get(namespace)
@@ -174,7 +175,3 @@ class RollUpSize:
             if total.size_bytes > bytes_max:
                 return f"the needs of {whose} would have {total.size_bytes:,} bytes, at most {bytes_max:,} are reported"
         return ""
-
-
-def _text_bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())

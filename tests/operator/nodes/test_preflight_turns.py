@@ -299,7 +299,7 @@ async def test_a_forecast_that_is_never_true_at_its_end_is_given_up() -> None:
 
 @pytest.mark.parametrize("is_made_again", [False, True])
 async def test_a_node_that_is_gone_when_its_turn_comes_takes_no_room(is_made_again: bool) -> None:
-    """Its drain ends by the UID; a promise for it would be taken back by nobody."""
+    """Its drain ends by the UID; a promise for it would never be released."""
     turns = Turns.of_two(pods=5, cpu="100m", look_seconds=0.003)
     first, second = asyncio.create_task(turns.judge("a")), asyncio.create_task(turns.judge("b"))
     await asyncio.sleep(0)

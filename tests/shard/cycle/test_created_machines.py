@@ -268,7 +268,7 @@ def became(machine_id: str, state: MachineState, price_usd_per_hour: float, clus
 
 
 class HeldWorkers(Workers):
-    """Plan at once, and hand the plan over when told to."""
+    """Plan at once, and return the plan when the test allows it."""
 
     def __init__(self) -> None:
         super().__init__(0.0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Final, NoReturn
 
-from bigfleet.model.ids import control_character_in
+from bigfleet.model.ids import control_character_in, text_bytes
 from bigfleet.model.metadata import FINGERPRINT_BYTES_MAX, size_fault
 from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
 from bigfleet.operator.kubernetes.objects import (
@@ -105,7 +105,7 @@ def _check_characters(field: str, text: str) -> None:
 
 
 def _check_bytes(field: str, text: str) -> None:
-    size_bytes = len(text) if text.isascii() else len(text.encode())
+    size_bytes = text_bytes(text)
     if size_bytes > STRING_BYTES_MAX:
         _refuse(field, f"has {size_bytes} bytes, at most {STRING_BYTES_MAX} are allowed")
 

@@ -318,7 +318,7 @@ class DemandView:
                     del self._gangs[row.id[1]]
 
     def _count(self, entry: RequestEntry, stored: CapacityRequestObject) -> bool:
-        """Count an entry, or note why it cannot be; say whether demand has changed."""
+        """Count an entry, or note why it cannot be; return whether demand has changed."""
         id = request_id(*entry.key)
         was_counted = self._builder.vector(id) is not None
         try:
@@ -355,9 +355,10 @@ class DemandView:
             )
 
     def _put(self, id: str, namespace: str, mapped: MappedRequest) -> bool:
-        """Count a request; say whether demand has changed. Raises UnmappableRequest if the roll-up would be too large.
+        """Count a request; return whether demand has changed.
 
-        The shard refuses a roll-up with too many rows, and ends the session for one with too many bytes.
+        Raises UnmappableRequest if the roll-up would be too large: the shard refuses one with too many rows, and ends
+        the session for one with too many bytes.
         """
         if not self._builder.put_mapped(id, mapped):
             return False

@@ -234,8 +234,8 @@ class JoinedNodes:
             return True
         machine = self._machines.get(_label_of(node))
         said = maximum(ready.capacity, {} if machine is None else machine.promised)
-        hosts_daemons_alone = all(pod.is_mirror or pod.is_of_daemon_set for pod in on_node.pods.values())
-        return hosts_daemons_alone and covers(said, wanted)
+        hosts_only_daemons = all(pod.is_mirror or pod.is_of_daemon_set for pod in on_node.pods.values())
+        return hosts_only_daemons and covers(said, wanted)
 
 
 def _label_of(node: NodeObject) -> str:

@@ -19,7 +19,7 @@ _CORDONED: Final = (NodeTaint(key="node.kubernetes.io/unschedulable", effect="No
 
 
 def why_not_disrupted(pod: PodObject) -> str | None:
-    """Say why a voluntary drain must not evict the pod; None if it may."""
+    """Return why a voluntary drain must not evict the pod; None if it may."""
     annotations = pod.metadata.annotations or {}
     safe = annotations.get(SAFE_TO_EVICT)
     if safe == "false":

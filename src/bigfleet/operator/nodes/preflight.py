@@ -126,7 +126,7 @@ class Preflight:
         return None
 
     def refusal(self, machine_id: str, node: NodeObject, *, leaving: Set[str], is_begun: bool = False) -> str | None:
-        """Say why the node's pods would not fit elsewhere; None accepts, and promises them their room.
+        """Return why the node's pods would not fit elsewhere; None accepts, and promises them their room.
 
         `leaving` are the names of all nodes that are drained or are about to be. Of a drain that has begun, pods that
         terminate need room as well: what takes their place may not be there yet. The text names the first pod that

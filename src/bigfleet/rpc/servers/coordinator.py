@@ -28,12 +28,11 @@ from bigfleet.coordinator.stores.protocol import NotLeader, OutcomeUnknown, Stor
 from bigfleet.coordinator.tables import QuotaKey
 from bigfleet.model.clock import Clock
 from bigfleet.model.frames import MalformedMessage
-from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, ClusterId, ShardId, control_character_in
+from bigfleet.model.ids import IDENTIFIER_BYTES_MAX, ClusterId, ShardId, control_character_in, text_bytes
 from bigfleet.model.ownership import Domain
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.security.identity import REPORT, Denied, Gate
 from bigfleet.rpc.servers import coordinator_views as views
-from bigfleet.rpc.wire.amounts import text_bytes
 from bigfleet.rpc.wire.convert_coordinator import answer_to_wire, report_from_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2, coordinator_pb2_grpc
 from bigfleet.rpc.wire.report_checks import check_identifier

@@ -9,9 +9,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from bigfleet.model.ids import control_character_in, identifier_fault
+from bigfleet.model.ids import control_character_in, identifier_fault, text_bytes
 from bigfleet.rpc.security.identity import peer_identity
-from bigfleet.rpc.wire.amounts import text_bytes
 from bigfleet.rpc.wire.convert_machine import state_to_wire
 from bigfleet.rpc.wire.gen import shardadmin_pb2, shardadmin_pb2_grpc
 from bigfleet.shard.cycle.controller import Shard

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from bigfleet.model.frames import MalformedMessage
-from bigfleet.model.ids import control_character_in
+from bigfleet.model.ids import control_character_in, text_bytes
 from bigfleet.model.quantity import Family, QuantityError, parse_quantity, quantity_family
 from bigfleet.model.vector import Vector
 
@@ -26,7 +26,7 @@ _NAME_SHOWN_CHARACTERS_MAX: Final = 64
 def amounts_of(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, Family]]:
     """Return the vector of a resource map, without dimensions that are zero, and how each dimension was written.
 
-    Raises MalformedMessage for the first fault, names ascending. Equal maps give the same objects.
+    Raises MalformedMessage for the first fault, names ascending. Equal maps give the same objects, if they are small.
     """
     characters = sum(map(len, texts)) + sum(map(len, texts.values()))
     read: Callable[[tuple[tuple[str, str], ...]], tuple[Vector, Mapping[str, Family]]] = _sound_amounts
@@ -37,11 +37,6 @@ def amounts_of(place: str, texts: dict[str, str]) -> tuple[Vector, Mapping[str, 
     except QuantityError:
         check_vector(place, texts)
         raise AssertionError("what is refused has a fault") from None
-
-
-@lru_cache(maxsize=_AMOUNTS_CACHED_MAX)
-def _shared_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[str, Family]]:
-    return _sound_amounts(items)
 
 
 def _sound_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[str, Family]]:
@@ -58,6 +53,9 @@ def _sound_amounts(items: tuple[tuple[str, str], ...]) -> tuple[Vector, Mapping[
             amounts[name] = milli
         written[name] = quantity_family(text)
     return MappingProxyType(amounts), written
+
+
+_shared_amounts = lru_cache(maxsize=_AMOUNTS_CACHED_MAX)(_sound_amounts)
 
 
 def check_vector(place: str, texts: Mapping[str, str]) -> None:
@@ -97,8 +95,3 @@ def check_text(place: str, text: str, subject: str = "has") -> None:
     character = control_character_in(text)
     if character:
         raise MalformedMessage(place, f"{subject} the control character {character!r}, which no name or value may have")
-
-
-def text_bytes(text: str) -> int:
-    """Return the size of the text in UTF-8."""
-    return len(text) if text.isascii() else len(text.encode())

@@ -398,11 +398,6 @@ def _row_kind(content: bytes) -> _RowKind:
     return _shared_row_kind(content) if len(content) <= SHARED_BYTES_MAX else _read_row_kind(content)
 
 
-@lru_cache(maxsize=_KINDS_CACHED_MAX)
-def _shared_row_kind(content: bytes) -> _RowKind:
-    return _read_row_kind(content)
-
-
 def _read_row_kind(content: bytes) -> _RowKind:
     row = capacity_pb2.CapacityNeed.FromString(content)
     check_count("requirements", len(row.requirements), "requirements", REQUIREMENTS_MAX)
@@ -425,15 +420,7 @@ def _read_row_kind(content: bytes) -> _RowKind:
     return _RowKind(profile, profile.same_key is not None, min_unit, written, fault)
 
 
-@lru_cache(maxsize=_PROFILES_CACHED_MAX)
-def _shared_profile(
-    requirements: tuple[bytes, ...],
-    spreads: tuple[bytes, ...],
-    priority: int,
-    interruption_bucket: int,
-    reclamation_bucket: int,
-) -> Profile:
-    return _profile(requirements, spreads, priority, interruption_bucket, reclamation_bucket)
+_shared_row_kind = lru_cache(maxsize=_KINDS_CACHED_MAX)(_read_row_kind)
 
 
 def _profile(
@@ -467,6 +454,9 @@ def _profile(
         interruption_bucket=interruption_bucket,
         reclamation_bucket=reclamation_bucket,
     )
+
+
+_shared_profile = lru_cache(maxsize=_PROFILES_CACHED_MAX)(_profile)
 
 
 def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: str) -> Requirement:

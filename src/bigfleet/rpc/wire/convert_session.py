@@ -35,7 +35,8 @@ from bigfleet.model.frames import (
     Taint,
     UnmetReason,
 )
-from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, check_text, text_bytes
+from bigfleet.model.ids import text_bytes
+from bigfleet.rpc.wire.amounts import RESOURCE_NAMES_MAX, STRING_BYTES_MAX, check_count, check_text
 from bigfleet.rpc.wire.convert_machine import resources_to_wire, state_from_wire, state_to_wire
 from bigfleet.rpc.wire.convert_need import (
     ReceivedRollUp,

@@ -81,11 +81,6 @@ def check_agreement(place: str, found: RowShapes, aggregate: Vector) -> None:
     raise MalformedMessage(place, f"add up to {name} {total}, aggregate_resources says {wanted}")
 
 
-@lru_cache(maxsize=_LISTS_CACHED_MAX)
-def _shared_list(place: str, contents: tuple[bytes, ...]) -> RowShapes:
-    return _list(place, contents)
-
-
 def _list(place: str, contents: tuple[bytes, ...]) -> RowShapes:
     shapes, families = [], {}
     for index, content in enumerate(contents):
@@ -99,9 +94,7 @@ def _list(place: str, contents: tuple[bytes, ...]) -> RowShapes:
     return RowShapes(canonical, total_of(canonical), largest_of(canonical), families)
 
 
-@lru_cache(maxsize=_SHAPES_CACHED_MAX)
-def _shared_shape(content: bytes) -> tuple[DemandShape, Mapping[str, Family]]:
-    return _shape(content)
+_shared_list = lru_cache(maxsize=_LISTS_CACHED_MAX)(_list)
 
 
 def _shape(content: bytes) -> tuple[DemandShape, Mapping[str, Family]]:
@@ -113,3 +106,6 @@ def _shape(content: bytes) -> tuple[DemandShape, Mapping[str, Family]]:
     if message.max_per_machine < 0:
         raise MalformedMessage("max_per_machine", f"is {message.max_per_machine}, and must not be negative")
     return DemandShape(resources, message.count, message.max_per_machine), written
+
+
+_shared_shape = lru_cache(maxsize=_SHAPES_CACHED_MAX)(_shape)

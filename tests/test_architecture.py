@@ -84,6 +84,8 @@ def forward_lambdas(tree: ast.Module) -> list[str]:
     """Return the lambdas in constructors that read an attribute which a later statement makes."""
     found = []
     for class_ in (node for node in nodes_of(tree) if isinstance(node, ast.ClassDef)):
+        if not any(isinstance(node, ast.Lambda) for node in ast.walk(class_)):
+            continue
         methods = {each.name: each for each in class_.body if isinstance(each, ast.FunctionDef)}
         statements = list(construction(methods)) if "__init__" in methods else []
         made: dict[str, int] = {}

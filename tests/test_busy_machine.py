@@ -23,8 +23,12 @@ EXPIRES = "# expires"
 
 @functools.cache
 def called(node: ast.Call) -> str:
-    """Return the dotted name of what is called, as it is written."""
-    return ast.unparse(node.func)
+    """Return the dotted name of what is called; it begins with a dot if that is no plain name."""
+    parts, each = [], node.func
+    while isinstance(each, ast.Attribute):
+        parts.append(each.attr)
+        each = each.value
+    return ".".join([each.id if isinstance(each, ast.Name) else "", *reversed(parts)])
 
 
 def finite_deadlines(source: str) -> list[str]:

@@ -5,6 +5,7 @@ Caches follow the server after `LAG_SECONDS`, as watches do. Pods that terminate
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -57,6 +58,7 @@ class FollowedView(Generic[T]):
         self._resource = resource
         self._objects: dict[tuple[str, str], T] = {}
         self._listeners: list[ObjectListener[T]] = []
+        self._coming: deque[StoredChange] = deque()
         self._held: list[StoredChange] = []
         self.is_paused = False
         server.store.subscribe(kind_key(resource), self._hear)
@@ -90,7 +92,9 @@ class FollowedView(Generic[T]):
             self._deliver(change)
 
     def _hear(self, change: StoredChange) -> None:
-        asyncio.get_running_loop().call_later(LAG_SECONDS, self._deliver, change)
+        # A watch keeps its order; timers of the same moment do not.
+        self._coming.append(change)
+        asyncio.get_running_loop().call_later(LAG_SECONDS, lambda: self._deliver(self._coming.popleft()))
 
     def _deliver(self, change: StoredChange) -> None:
         if self.is_paused:

@@ -424,6 +424,31 @@ async def test_phases_are_counted(world: NodeWorld) -> None:
     assert operator.upcoming.count_phases() == {"Ready": 2, "Provisioning": 1}
 
 
+@pytest.mark.parametrize("state", [S.CREATING, S.CONFIGURED])
+@pytest.mark.parametrize("deletion", [0.05, 0.15, 0.25, 0.35, 0.45])
+async def test_an_object_that_is_deleted_while_it_is_written_is_made_again(
+    world: NodeWorld, monkeypatch: pytest.MonkeyPatch, deletion: float, state: MachineState
+) -> None:
+    """Also when the watch shows the deletion before the answer to the write arrives: they use two connections."""
+    operator = world.operator()
+    answer = operator.api.apply
+
+    async def answer_later(*args: Any, **named: Any) -> UpcomingNode:
+        stored: UpcomingNode = await answer(*args, **named)
+        await asyncio.sleep(0.2)
+        return stored
+
+    monkeypatch.setattr(operator.api, "apply", answer_later)
+    operator.see("m", state)
+    await asyncio.sleep(deletion)
+    if world.server.read(UPCOMING_NODES, upcoming_node_name("m")) is not None:
+        world.server.remove(UPCOMING_NODES, upcoming_node_name("m"))
+    await asyncio.sleep(60)
+
+    assert list(shown(world)) == ["m"]
+    assert read(world).status.phase
+
+
 def _loses(refuse: Callable[[ApiCall], ApiError | None]) -> Callable[[ApiCall], bool]:
     return lambda call: refuse(call) is not None
 

@@ -10,8 +10,8 @@ from bigfleet.rpc.wire.convert_need import ReceivedRollUp
 from bigfleet.rpc.wire.gen import capacity_pb2, shard_pb2
 
 #: Roll-ups that are read, each with another value; with caches that count entries each would take 60 KB or more.
-ROLLUPS = 200
-GROWN_BYTES_MAX = 3_000_000
+ROLLUPS = 40
+GROWN_BYTES_MAX = 600_000
 
 
 def row_with_many_values(number: int) -> capacity_pb2.CapacityNeed:

@@ -429,8 +429,15 @@ async def test_a_restart_between_the_parts_forgets_no_promise() -> None:
     assert fleet.rent() == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("phase", [ExchangePhase.ACQUIRING, ExchangePhase.DRAINING])
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize(
+    ("number", "phase"),
+    [
+        (1, ExchangePhase.DRAINING),
+        (2, ExchangePhase.ACQUIRING),
+        pytest.param(1, ExchangePhase.ACQUIRING, marks=pytest.mark.slow),
+        pytest.param(2, ExchangePhase.DRAINING, marks=pytest.mark.slow),
+    ],
+)
 async def test_a_restart_within_a_part_ends_it_and_leaves_a_sound_fleet(phase: ExchangePhase, number: int) -> None:
     """Nothing dangles: every machine is bound, Idle or on offer, and the fleet is at rest within hours."""
     fleet = TwoClusters()

@@ -417,6 +417,7 @@ def test_a_shard_that_waits_for_its_coordinator_is_found() -> None:
     assert any("S12" in fault for fault in outcome.faults), outcome.faults
 
 
+@pytest.mark.slow
 def test_calls_without_a_token_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """With them, nothing stops what an older process asks for."""
     monkeypatch.setattr(remote_provider, "Token", lambda *_token: NO_TOKEN)

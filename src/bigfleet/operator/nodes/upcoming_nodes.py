@@ -77,6 +77,8 @@ class UpcomingNodes:
         self._is_resynced = False
         #: Objects that a write whose answer was lost may have made.
         self._unseen: set[str] = set()
+        #: By the name of an object that is being written: uids that the watch has removed since the write began.
+        self._removed_uids: dict[str, set[str]] = {}
         nodes.listen(self._node_changed)
 
     # ---- what happens -------------------------------------------------------------------------------------------
@@ -135,6 +137,8 @@ class UpcomingNodes:
     def remove(self, former: UpcomingNode) -> None:
         """Forget a stored object; if another writer deleted it and its machine is still shown, it is created again."""
         name = former.metadata.name
+        if name in self._removed_uids:
+            self._removed_uids[name].add(former.metadata.uid)
         known = self._stored.get(name)
         if known is None or known.metadata.uid != former.metadata.uid:
             return
@@ -215,6 +219,8 @@ class UpcomingNodes:
 
     async def _apply(self, operation: str, name: str, body: JsonObject) -> UpcomingNode:
         resource = UPCOMING_NODES.status if operation == "status_update" else UPCOMING_NODES
+        known = self._stored.get(name)
+        removed_uids = self._removed_uids[name] = set()
         try:
             stored = await self._api.apply(resource, name, body, field_manager=FIELD_MANAGER)
         except ApiError as error:
@@ -223,10 +229,16 @@ class UpcomingNodes:
                 self._unseen.add(name)
             if not error.is_not_found:
                 raise
-            # Deleted by somebody between two writes; the watch brings the machine back here.
-            raise ApiError(409, "Conflict", f"UpcomingNode {name} was deleted while it was written") from error
+            # The watch may have removed it before the answer that stored it came; then it never removes it again.
+            if known is not None and self._stored.get(name) is known:
+                del self._stored[name]
+            raise _deleted_meanwhile(name) from error
+        finally:
+            del self._removed_uids[name]
         self._on_write(operation, "success")
         self._unseen.discard(name)
+        if stored.metadata.uid in removed_uids:
+            raise _deleted_meanwhile(name)
         known = self._stored.get(name)
         if known is None or not _is_older(stored, known):
             self._stored[name] = stored
@@ -265,6 +277,11 @@ class UpcomingNodes:
         if self._stored.get(name) is stored:
             del self._stored[name]
         self._unwanted.discard(name)
+
+
+def _deleted_meanwhile(name: str) -> ApiError:
+    """Return the error for which an object is written once more."""
+    return ApiError(409, "Conflict", f"UpcomingNode {name} was deleted while it was written")
 
 
 def _is_ours(stored: UpcomingNode) -> bool:

@@ -199,7 +199,14 @@ def next_step(machines: Sequence[Machine], rows: Sequence[Need]) -> tuple[str, E
     return next(((giver, move) for giver, move in found.items() if move.waits_for is None), None)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 12))])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5)),
+        *(pytest.param(seed, marks=pytest.mark.long) for seed in range(5, 12)),
+    ],
+)
 def test_chains_of_moves_and_exchanges_end(seed: int) -> None:
     """Each makes the fleet cheaper by what it says, every pod keeps a place, and what left is on offer again."""
     random = Random(seed)

@@ -38,7 +38,7 @@ async def hold(seed: int) -> Counter[str]:
     return Counter(record.end for record in world.store.history.values())
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_what_must_hold_holds(seed: int) -> None:
     """No pod loses its place, and budget, time limits and cooling are kept, whatever happens."""
     await hold(seed)
@@ -48,11 +48,11 @@ async def test_what_must_hold_holds(seed: int) -> None:
 async def test_faults_end_exchanges_in_many_ways() -> None:
     """Without that the invariants would show nothing."""
     ends: Counter[str] = Counter()
-    for seed in range(100, 112):
+    for seed in range(100, 105):
         ends += await hold(seed)
 
-    assert ends["done"] > 20
-    assert len(ends) >= 6
+    assert ends["done"] > 10
+    assert len(ends) >= 5
 
 
 @pytest.mark.long
@@ -82,7 +82,7 @@ async def settle(seed: int, cycles: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [*range(2), pytest.param(2, marks=pytest.mark.long)])
 async def test_at_rest_nothing_is_exchanged(seed: int) -> None:
     """In a thousand cycles."""
     await settle(seed, 1000)

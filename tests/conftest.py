@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +79,27 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker read the modules from another one on, so that each compiles a part of them for all."""
+    report = yield
+    worker = getattr(collector.config, "workerinput", None)
+    if worker is not None and isinstance(collector, pytest.Directory) and report.result:
+        first = len(report.result) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Order the tests, and deselect those that do not prove the rule of `--rule`.
 
     Raises UsageError for a marker from another module.
     """
     # They wait for processes, up to two minutes each: begun last, they leave cores idle at the end of a run.
-    items.sort(key=lambda item: item.path.parent != _DEMONSTRATIONS)
+    # Workers have read them in different orders.
+    items.sort(key=lambda item: (item.path.parent != _DEMONSTRATIONS, item.path))
     for item in items:
         unnamed = {name for name in LENGTHS if item.get_closest_marker(name)} - lengths_named_in(item.path)
         if unnamed:

@@ -23,7 +23,7 @@ EXPIRES = "# expires"
 
 @functools.cache
 def called(node: ast.Call) -> str:
-    """Return the dotted name of what is called; it begins with a dot if that is no plain name."""
+    """Return the dotted name of what is called; it begins with a dot if its first part is no name."""
     parts, each = [], node.func
     while isinstance(each, ast.Attribute):
         parts.append(each.attr)

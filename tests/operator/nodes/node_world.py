@@ -91,6 +91,14 @@ class FollowedView(Generic[T]):
         for change in held:
             self._deliver(change)
 
+    def relist(self) -> None:
+        """Go on with a list, as after a lost connection: what came and went while `is_paused` is never shown."""
+        held, self._held, self.is_paused = self._held, [], False
+        newest = {self._object(change).metadata.key: change for change in held}
+        for key, change in newest.items():
+            if change.after is not None or key in self._objects:
+                self._deliver(change)
+
     def _hear(self, change: StoredChange) -> None:
         # A watch keeps its order; timers of the same moment do not.
         self._coming.append(change)
@@ -100,9 +108,7 @@ class FollowedView(Generic[T]):
         if self.is_paused:
             self._held.append(change)
             return
-        given = change.after or change.before
-        assert given is not None
-        found = self._server.decode(self._resource, given)
+        found = self._object(change)
         former = self._objects.pop(found.metadata.key, None)
         if change.after is None:
             for listener in self._listeners:
@@ -111,6 +117,11 @@ class FollowedView(Generic[T]):
         self._objects[found.metadata.key] = found
         for listener in self._listeners:
             listener.put(found, former)
+
+    def _object(self, change: StoredChange) -> T:
+        given = change.after or change.before
+        assert given is not None
+        return self._server.decode(self._resource, given)
 
 
 class Kubelet:

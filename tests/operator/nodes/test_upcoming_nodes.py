@@ -445,8 +445,22 @@ async def test_an_object_that_is_deleted_while_it_is_written_is_made_again(
         world.server.remove(UPCOMING_NODES, upcoming_node_name("m"))
     await asyncio.sleep(60)
 
-    assert list(shown(world)) == ["m"]
-    assert read(world).status.phase
+    assert shown(world) == {"m": {S.CREATING: "Provisioning", S.CONFIGURED: "Ready"}[state]}
+
+
+async def test_an_object_that_came_and_went_while_the_watch_was_away_is_made_again(world: NodeWorld) -> None:
+    """The list after a lost connection does not show that it was deleted, only the refused status does."""
+    world.server.faults.latency_seconds = 0.2
+    operator = world.operator()
+    operator.upcoming_view.is_paused = True
+    operator.see("m", S.CREATING)
+    await asyncio.sleep(0.3)
+    world.server.remove(UPCOMING_NODES, upcoming_node_name("m"))
+    await asyncio.sleep(0.06)
+    operator.upcoming_view.relist()
+    await asyncio.sleep(60)
+
+    assert shown(world) == {"m": "Provisioning"}
 
 
 def _loses(refuse: Callable[[ApiCall], ApiError | None]) -> Callable[[ApiCall], bool]:

@@ -229,7 +229,7 @@ class UpcomingNodes:
                 self._unseen.add(name)
             if not error.is_not_found:
                 raise
-            # The watch may have removed it before the answer that stored it came; then it never removes it again.
+            # After a lost connection the watch does not show what came and went meanwhile.
             if known is not None and self._stored.get(name) is known:
                 del self._stored[name]
             raise _deleted_meanwhile(name) from error

@@ -8,7 +8,7 @@ ARGS ?=
 # How many random fleets `make test-long` compares the two engines on; every other proof of the engines runs in proportion.
 EXAMPLES ?= 20000
 # How many seeds of the world of faults `make test-slow` runs; `make soak` runs as many as there is time for.
-WORLD_SEEDS ?= 8
+WORLD_SEEDS ?= 4
 # How long `make soak` runs, and its first seed.
 FOR ?= 1h
 SEED ?= 1

@@ -22,7 +22,7 @@ PER_PROCESS = 2
 @pytest.mark.parametrize(
     ("flags", "names"),
     [
-        ((), ("provider", "shard")),
+        pytest.param((), ("provider", "shard"), marks=pytest.mark.long),
         pytest.param(
             ("--shards", "2", "--store", "etcd"),
             ("provider", "etcd", "coordinator", "shard-0", "shard-1"),

@@ -56,7 +56,10 @@ def test_a_second_run_in_the_same_directory_is_refused_in_one_line(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "to_group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+@pytest.mark.parametrize(
+    ("name", "to_group"),
+    [(signal.SIGINT, True), (signal.SIGTERM, False), pytest.param(signal.SIGTERM, True, marks=pytest.mark.long)],
+)
 def test_a_signal_stops_shard_then_provider_and_tells_the_summary(
     tmp_path: Path, name: signal.Signals, to_group: bool
 ) -> None:

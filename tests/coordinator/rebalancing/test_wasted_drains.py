@@ -91,7 +91,7 @@ def test_a_leader_lost_in_a_drain_wastes_one_at_most(record_property: RecordProp
     ("drain_seconds", "step_seconds"),
     [
         pytest.param(60.0, 10, id="a-short-drain", marks=pytest.mark.slow),
-        pytest.param(600.0, 50, id="moments-of-the-longest-drain", marks=pytest.mark.slow),
+        pytest.param(600.0, 100, id="moments-of-the-longest-drain", marks=pytest.mark.slow),
         pytest.param(600.0, 10, id="the-longest-drain", marks=pytest.mark.long),
     ],
 )

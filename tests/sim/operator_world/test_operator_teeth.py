@@ -37,7 +37,7 @@ def test_a_planted_defect_of_the_operator_is_found(
 @pytest.mark.parametrize(
     "defect",
     [
-        pytest.param(each, id=each.name, marks=pytest.mark.long if number % 4 else pytest.mark.slow)
+        pytest.param(each, id=each.name, marks=pytest.mark.long if number % 8 else pytest.mark.slow)
         for number, each in enumerate(DEFECTS)
     ],
 )

@@ -122,7 +122,7 @@ def test_idle_machines_go_where_the_composition_has_them() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [2, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", ["shrink", "gang-dwell", "zombie-shard", "priority-inversion"])
 def test_a_scenario_holds_for_other_seeds(name: str, seed: int) -> None:
     """Seeds change jitter and draws, not what must hold."""

@@ -67,7 +67,7 @@ WORLDS = {msgspec.json.encode(plan): plan for plan in (world(1), planted_fleet.f
 
 
 #: `make test-slow` runs one of so many of these worlds, `make test-long` the others.
-SLOW_WORLDS_STEP = 4
+SLOW_WORLDS_STEP = 8
 
 
 @pytest.mark.parametrize(

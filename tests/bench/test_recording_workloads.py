@@ -6,7 +6,7 @@ from bench.workloads.recording import recording
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_incremental", [True, False])
+@pytest.mark.parametrize("is_incremental", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_recorded_churn_is_read_back_and_decided_alike(is_incremental: bool) -> None:
     measured = recording(20_000, 10, is_incremental=is_incremental, cycles=4).run()
 

@@ -57,7 +57,7 @@ def multiplied(asked: Problem, factor: int) -> Problem:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("factor", [3, 12])
 def test_a_large_fleet_is_filled_by_a_simple_packer(seed: int, factor: int) -> None:
     """What the sample finds is completed for all pods, at little more than what one part in so many costs."""

@@ -63,7 +63,7 @@ def test_of_many_seeds_some_run_twice_and_another_course_is_a_breach(monkeypatch
     assert "A second run took another course" in other.output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_run_seeds_as_one_does() -> None:
     """In the order of the seeds, whichever is done first; those that run twice run beside each other."""
     call = ["run", "--seeds", "2..3", "--steps", "2"]

@@ -73,7 +73,7 @@ def test_the_sample_is_replayed_as_its_files_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["shard", "provider"])
+@pytest.mark.parametrize("victim", ["shard", pytest.param("provider", marks=pytest.mark.long)])
 def test_a_replay_outlives_a_killed_process(tmp_path: Path, victim: str) -> None:
     with UpProcess(tmp_path / "state", "--for", "6s", *SAMPLE_FLAGS) as up:
         up.wait_until(lambda: up.samples() >= 20, "a third of the samples")
@@ -111,6 +111,7 @@ def test_a_replay_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert_nothing_was_taken_before_its_cluster_spoke(shard_lives[1])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(trace_dir() is None, reason=TRACE_ABSENT)
 def test_the_public_trace_is_replayed_as_its_files_say(tmp_path: Path) -> None:
     folder = trace_dir()

@@ -21,7 +21,12 @@ pytestmark = pytest.mark.slow
 
 #: What became of the program that the killed provider had begun.
 RUNS_ON, ENDED = "runs on", "ended"
-KILLS = [(verb, moment, orphan) for verb in VERBS for moment in (BEFORE, AFTER) for orphan in (RUNS_ON, ENDED)]
+KILLS = [
+    pytest.param(verb, moment, orphan, marks=[pytest.mark.long] if (moment, orphan) == (AFTER, RUNS_ON) else [])
+    for verb in VERBS
+    for moment in (BEFORE, AFTER)
+    for orphan in (RUNS_ON, ENDED)
+]
 #: Of a program that resumes nothing: where the machine is in the end, by the moment of the kill.
 NOT_RESUMED = [
     ("create", BEFORE, pb.MACHINE_STATE_SPECULATIVE),

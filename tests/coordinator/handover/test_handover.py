@@ -269,23 +269,11 @@ BUDGETS = {
     ),
     "a move, a lost disk and a crash": Budget(moves=[Move(M0, S0, S1)], lost_disks=1, crashes=1, lost_answers=1),
 }
-#: Half a minute of processor time and three minutes; the other takes a quarter of a minute.
-LONG_BUDGETS = frozenset({"a move, a lost disk and a crash", "a move, an election, lost and late messages"})
-
-
-def budget_params() -> list[Any]:
-    return [
-        pytest.param(
-            budget,
-            id=name.replace(" ", "-"),
-            marks=pytest.mark.long if name in LONG_BUDGETS else pytest.mark.slow,
-        )
-        for name, budget in BUDGETS.items()
-    ]
 
 
 @pytest.mark.rule("coordinator 9.4/1", "coordinator 12/16", "coordinator 13/2")
-@pytest.mark.parametrize("budget", budget_params())
+@pytest.mark.long
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=[name.replace(" ", "-") for name in BUDGETS])
 def test_every_state_within_a_budget(budget: Budget, record_property: RecordProperty) -> None:
     states, _ = explore(first_state(budget), states_max=200_000)
     record_property("handover states", (states, states))

@@ -31,7 +31,9 @@ def commands(place: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-@pytest.mark.parametrize("is_dangling", [False, True], ids=["to a file", "to nothing"])
+@pytest.mark.parametrize(
+    "is_dangling", [False, pytest.param(True, marks=pytest.mark.long)], ids=["to a file", "to nothing"]
+)
 def test_a_process_does_not_start_on_a_symbolic_link(tmp_path: Path, *, is_dangling: bool) -> None:
     """It says so, exits, and leaves what the link leads to as it was."""
     place, victim = tmp_path / "state", tmp_path / "victim"

@@ -75,7 +75,7 @@ def margins(draw: st.DrawFn) -> Knobs:
 def test_a_donor_keeps_its_margin_of_every_kind_over_all_moves_of_a_pass(record_property: RecordProperty) -> None:
     proof = Proof()
 
-    @examples(100)
+    @examples(1_200)
     @given(views(), margins())
     def holds(view: FleetView, knobs: Knobs) -> None:
         given_away: Counter[tuple[ShardId, Tier, str, str]] = Counter()

@@ -403,7 +403,7 @@ class FleetUnderTest:
     def interrupted(self) -> set[str]:
         """Return the machines that the provider took after a notice."""
         lost = self.programs[PROVIDER].events("inventory.machine_lost")
-        return {line["machine_id"] for line in lost if line["code"] == ErrorCode.INTERRUPTED.value}
+        return {line["machine"] for line in lost if line["code"] == ErrorCode.INTERRUPTED.value}
 
     async def hostable_pods(self, name: str) -> list[str]:
         """Return the pending pods of a cluster that some machine on offer could host, with that machine.

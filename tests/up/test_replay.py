@@ -50,7 +50,7 @@ def assert_no_machine_changed_cluster_without_a_drain(provider_log: Iterable[dic
     calls: dict[str, list[str]] = {}
     for line in provider_log:
         if line["event"] == "operation.accepted":
-            calls.setdefault(line["machine_id"], []).append(line["kind"])
+            calls.setdefault(line["machine"], []).append(line["kind"])
 
     assert calls
     for machine, kinds in calls.items():

@@ -200,7 +200,7 @@ class _OwnFeed:
     def _owns(self, machine_id: str) -> bool:
         if machine_id.startswith(self._prefix):
             return True
-        _log.warning("multiplex.push_rejected", prefix=self._prefix, machine_id=machine_id)
+        _log.warning("multiplex.push_rejected", prefix=self._prefix, machine=machine_id)
         return False
 
     async def report_price(self, ids: Iterable[str], usd_per_hour: float) -> None:

@@ -123,7 +123,7 @@ class CoreFeed:
                 removal = self._admissions.settled(Change(removed_id=id), record, MachineState.UNSPECIFIED)
                 await self._ledger.commit_until_done(lambda: removal)
                 self._admissions.committed(removal)
-                _log.info("inventory.slot_lost", machine_id=id, reason=reason)
+                _log.info("inventory.slot_lost", machine=id, reason=reason)
                 return
             self._work.cancel(id)
             had_notice = record.pushed is not None and record.pushed.reclaim_notice
@@ -135,7 +135,7 @@ class CoreFeed:
         self._metrics.interruptions.labels("yes" if had_notice else "no").inc()
         _log.warning(
             "inventory.machine_lost",
-            machine_id=id,
+            machine=id,
             state_from=record.state.name,
             code=code.value,
             reason=lost.machine.last_error,

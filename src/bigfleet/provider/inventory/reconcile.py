@@ -499,7 +499,7 @@ class InventoryReconciler:
             state_to = change.record.state.name if change.record is not None else None
             _log.info(
                 "reconcile.changed",
-                machine_id=machine_id,
+                machine=machine_id,
                 change=effect.value,
                 state_from=state_from,
                 state_to=state_to,

@@ -341,15 +341,15 @@ class CapacityCore:
                 self.metrics.fence_rejections.labels(call.kind.method).inc()
                 _log.warning(
                     "fence.rejected",
-                    machine_id=shown(call.machine_id),
+                    machine=shown(call.machine_id),
                     kind=call.kind.value,
-                    shard_id=shown(call.token.shard_id),
+                    shard=shown(call.token.shard_id),
                     epoch=call.token.epoch,
                     sequence=call.token.sequence,
                 )
                 raise Refused(Code.FAILED_PRECONDITION, "stale token: a newer one of this shard was accepted")
             if not self._ledger.has_room_for(call.machine_id, call.token):
-                _log.warning("fence.full", machine_id=shown(call.machine_id), shard_id=shown(call.token.shard_id))
+                _log.warning("fence.full", machine=shown(call.machine_id), shard=shown(call.token.shard_id))
                 text = f"{SHARDS_PER_MACHINE_MAX} other shards have called for this machine lately"
                 raise Refused(Code.RESOURCE_EXHAUSTED, text)
             mark = self._ledger.mark_of(call.machine_id, call.token)
@@ -390,7 +390,7 @@ class CapacityCore:
         self._work.start(committed, call.blob)
         _log.info(
             "operation.accepted",
-            machine_id=committed.id,
+            machine=committed.id,
             operation_id=operation.id,
             kind=call.kind.value,
             state_from=record.state.name,

@@ -87,7 +87,7 @@ class Admissions:
         try:
             answer = self._adapter.admits.settle(record.machine, reached)
         except Exception as error:  # the machine arrived whatever the author's code makes of it
-            _log.error("admission.settle_failed", machine_id=record.id, reached=reached.name, exc_info=error)
+            _log.error("admission.settle_failed", machine=record.id, reached=reached.name, exc_info=error)
             return _NOTHING
         return answer if isinstance(answer, Admission) else _NOTHING
 

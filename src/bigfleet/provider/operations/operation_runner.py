@@ -149,7 +149,7 @@ class OperationRunner:
         if task.cancelled():
             dispatch.breaker.ended_without_word()
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("operation.flow_failed", machine_id=machine_id, exc_info=error)
+            _log.error("operation.flow_failed", machine=machine_id, exc_info=error)
 
     def cancel(self, machine_id: str) -> None:
         """Stop driving a machine whose turn the caller holds; a result that still comes is late."""
@@ -348,7 +348,7 @@ class OperationRunner:
             except Exception as error:  # a result that cannot be used is that operation's failure; nothing may be stuck
                 if isinstance(verdict, Failed):
                     raise
-                _log.error("operation.result_rejected", machine_id=job.machine.id, exc_info=error)
+                _log.error("operation.result_rejected", machine=job.machine.id, exc_info=error)
                 text = f"what {job.operation.kind.value} returned cannot be used: {type(error).__name__}: {error}"
                 verdict = Failed(ErrorCode.BACKEND, text)
         if not is_settled and isinstance(verdict, OperationDone):
@@ -390,7 +390,7 @@ class OperationRunner:
         self._metrics.transition_seconds.labels(kind.value, outcome).observe(max(0.0, seconds))
         _log.info(
             "operation.settled",
-            machine_id=settled.id,
+            machine=settled.id,
             operation_id=job.operation.id,
             kind=kind.value,
             state_from=record.state.name,
@@ -445,12 +445,12 @@ class OperationRunner:
             with self.busy(job.machine.id):
                 compensated = await self._compensate(job, op, host)
         except Exception as error:  # the effect stays for the orphan rule; nothing else can be done about it
-            _log.error("operation.compensation_failed", machine_id=job.machine.id, operation_id=op.id, error=str(error))
+            _log.error("operation.compensation_failed", machine=job.machine.id, operation_id=op.id, error=str(error))
         self._metrics.backend_calls.labels(op.kind.value, "late").inc()
         self._metrics.late_results.labels(op.kind.value, "yes" if compensated else "no").inc()
         _log.warning(
             "operation.finished_late",
-            machine_id=job.machine.id,
+            machine=job.machine.id,
             operation_id=op.id,
             kind=op.kind.value,
             compensated=compensated,

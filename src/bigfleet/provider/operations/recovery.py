@@ -145,7 +145,7 @@ class Recovery:
         is_over = patient.tries >= TRIES_MAX
         _log.warning(
             "recovery.failed",
-            machine_id=record.id,
+            machine=record.id,
             attempt=patient.tries,
             again_in_seconds=None if is_over else hold_seconds,
             error=f"{type(error).__name__}: {error}",
@@ -174,7 +174,7 @@ class Recovery:
         if is_bound or adapter.deletes is None or record.slot.fixed:
             self._metrics.recoveries.labels("auto", "kept_failed").inc()
             advice = "check the host and the cluster, then run bigfleet provider admin recover"
-            _log.warning("recovery.machine_left_failed", machine_id=record.id, found=found.kind.value, advice=advice)
+            _log.warning("recovery.machine_left_failed", machine=record.id, found=found.kind.value, advice=advice)
             return None
         return await self._give_back(record, found)
 
@@ -212,7 +212,7 @@ class Recovery:
         result = "source" if found is None else found.kind.value
         self._metrics.recoveries.labels("auto", result).inc()
         state_to = None if is_gone else recovered.state.name
-        _log.info("recovery.finished", machine_id=record.id, found=result, state_to=state_to)
+        _log.info("recovery.finished", machine=record.id, found=result, state_to=state_to)
 
     def _recovered(self, record: Record, found: Found | None) -> Record:
         now, provider = self._clock.unix_nanos(), self._adapter.provider

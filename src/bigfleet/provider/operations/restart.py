@@ -69,7 +69,7 @@ class Restart:
             self._work.start(committed, blob or b"", is_checker_only=is_checker_only)
             _log.info(
                 "operation.resumed",
-                machine_id=record.id,
+                machine=record.id,
                 operation_id=operation.id,
                 kind=kind.value,
                 attempt=operation.attempt + 1,
@@ -83,7 +83,7 @@ class Restart:
         blob = None if self._blob_key is None else self._blob_key.open(sealed)
         if blob is None:
             why = "no --intent-key was given" if self._blob_key is None else "it does not open with this --intent-key"
-            _log.error("operation.blob_rejected", machine_id=record.id, operation_id=sealed.operation_id, error=why)
+            _log.error("operation.blob_rejected", machine=record.id, operation_id=sealed.operation_id, error=why)
         return blob
 
     async def _fail(self, record: Record, operation: Operation, why: str) -> None:
@@ -94,7 +94,7 @@ class Restart:
         self._admissions.committed(change)
         _log.warning(
             "operation.interrupted",
-            machine_id=record.id,
+            machine=record.id,
             operation_id=operation.id,
             kind=operation.kind.value,
             state_from=record.state.name,

@@ -43,7 +43,7 @@ class FactsQuarantine:
             self._counts[before.reason] -= 1
         self._faults[shown] = fault
         self._counts[fault.reason] += 1
-        _log.warning("inventory.fact_quarantined", machine_id=shown, reason=fault.reason.value, error=fault.text)
+        _log.warning("inventory.fact_quarantined", machine=shown, reason=fault.reason.value, error=fault.text)
 
     def clear(self, machine_id: str) -> None:
         """Forget a refused fact: a good one came."""

@@ -293,7 +293,7 @@ class Ledger:
         for entry in pending:
             record = entry.change.record
             machine_id = entry.change.removed_id if record is None else record.id
-            _log.error("store.change_refused", machine_id=machine_id, exc_info=error)
+            _log.error("store.change_refused", machine=machine_id, exc_info=error)
             _answer(entry, ChangeRefused(f"it cannot be written: {type(error).__name__}: {error}"))
 
     def _set_up(self, is_up: bool) -> None:

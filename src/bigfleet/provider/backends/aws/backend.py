@@ -421,7 +421,7 @@ class AwsBackend:
             if not is_done and self.settings.reset == NONE:
                 raise AwsRefused(f"the agent of {instance.id} did not drain it in {wait_seconds:.0f} s")
             if not is_done:
-                _log.warning("aws.drain_not_answered", machine_id=machine.id, instance=instance.id)
+                _log.warning("aws.drain_not_answered", machine=machine.id, instance=instance.id)
             if replaces_root:
                 # Its agent starts again and must find no order of the former cluster.
                 instance = await self._tags.remove(instance, [TAG_CONFIGURE, TAG_DRAIN])

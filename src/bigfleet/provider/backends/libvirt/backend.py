@@ -250,7 +250,7 @@ class LibvirtBackend:
             if self._resting.get(machine_id) is state:
                 await feed.report_lost(machine_id, str(error))
         except (HostError, LookupError) as error:
-            _log.warning("domain.look_failed", machine_id=machine_id, error=str(error))
+            _log.warning("domain.look_failed", machine=machine_id, error=str(error))
 
     async def _start_again(self, machine_id: str, feed: Feed) -> None:
         now_seconds = self._clock.monotonic_seconds()
@@ -264,23 +264,23 @@ class LibvirtBackend:
             await feed.report_lost(machine_id, f"the guest stopped {len(restarts) + 1} times in {minutes:.0f} minutes")
             return
         restarts.append(now_seconds)
-        _log.warning("domain.started_again", machine_id=machine_id, restarts=len(restarts))
+        _log.warning("domain.started_again", machine=machine_id, restarts=len(restarts))
         await self._driver.start_again(machine_id)
 
     async def _remove_secret(self, machine_id: str) -> None:
         try:
             if await self._driver.remove_secret(machine_id):
-                _log.info("domain.seed_cleared", machine_id=machine_id)
+                _log.info("domain.seed_cleared", machine=machine_id)
             if machine_id not in self._binding:
                 self._seeded.discard(machine_id)
         except (HostError, NotOurs, LookupError) as error:
-            _log.warning("domain.seed_kept", machine_id=machine_id, error=str(error))
+            _log.warning("domain.seed_kept", machine=machine_id, error=str(error))
 
     async def _discard_leftovers(self, machine_id: str) -> None:
         try:
             await self._driver.discard_leftovers(machine_id, lambda: machine_id in self._creating)
         except (HostError, LookupError) as error:
-            _log.warning("host.volumes_kept", machine_id=machine_id, error=str(error))
+            _log.warning("host.volumes_kept", machine=machine_id, error=str(error))
             if host_of(machine_id) in self._driver.hosts.hosts:
                 return
         self._vacated.discard(machine_id)

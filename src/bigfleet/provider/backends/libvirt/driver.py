@@ -258,7 +258,7 @@ class LibvirtDriver:
         try:
             await self.remove_secret(machine.id)
         except HostError as error:
-            _log.warning("domain.seed_kept", machine_id=machine.id, error=str(error))
+            _log.warning("domain.seed_kept", machine=machine.id, error=str(error))
             return False
         return True
 
@@ -281,7 +281,7 @@ class LibvirtDriver:
                 async with asyncio.timeout(max(seconds, 0.0)):
                     await self._shut_down(guest, carved.host, machine.cluster, grace_seconds, op)
             except TimeoutError:
-                _log.info("domain.grace_ended", machine_id=machine.id, seconds=grace_seconds)
+                _log.info("domain.grace_ended", machine=machine.id, seconds=grace_seconds)
         await self._step(carved.host, lambda hypervisor: domain_steps.reset(hypervisor, guest), op)
 
     async def _shut_down(self, guest: Guest, host: str, cluster: str, grace_seconds: int, op: Op) -> None:
@@ -290,7 +290,7 @@ class LibvirtDriver:
             try:
                 await self._agent(host, guest).drain(cluster, grace_seconds)
             except (AgentSilent, HostDown) as error:
-                _log.warning("domain.not_drained", machine_id=guest.machine_id, error=str(error))
+                _log.warning("domain.not_drained", machine=guest.machine_id, error=str(error))
         await self._step(host, lambda hypervisor: domain_steps.request_shutdown(hypervisor, guest), op)
         while await self._is_active(host, guest, op):
             await self._clock.sleep(POLL_SECONDS)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 #: What became of the program that the killed provider had begun.
 RUNS_ON, ENDED = "runs on", "ended"
+#: A program that runs on after its effect changes nothing more; `make test-long` runs these.
 KILLS = [
     pytest.param(verb, moment, orphan, marks=[pytest.mark.long] if (moment, orphan) == (AFTER, RUNS_ON) else [])
     for verb in VERBS

@@ -15,6 +15,8 @@ SEED ?= 1
 
 # Tests start hundreds of processes: none of them may compile every module to bytecode again.
 unexport PYTHONDONTWRITEBYTECODE
+# As `bigfleet.cli.runtime.program` sets it: the threads of numpy's OpenBLAS spin when each process starts.
+export OPENBLAS_NUM_THREADS ?= 1
 # Where tools/install.sh puts the uv that it fetches.
 export PATH := $(PATH):$(CURDIR)/.cache/uv
 

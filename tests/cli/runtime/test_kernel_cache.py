@@ -203,6 +203,24 @@ def test_a_shipped_set_that_does_not_fit_is_passed_over(
     assert list(copied.rglob("*.nbc"))
 
 
+USES_KERNELS = """
+import sys
+from bigfleet.cli.runtime.kernel_cache import keep_kernels
+
+keep_kernels()
+import bigfleet.engine.columnar.kernels.base
+print("scipy.linalg" in sys.modules)
+import scipy.linalg
+"""
+
+
+def test_numba_does_not_import_scipy_and_others_can() -> None:
+    """It is a third of the time that Numba takes to import; no kernel multiplies matrices."""
+    done = subprocess.run([sys.executable, "-c", USES_KERNELS], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+
+
 # ---- building ------------------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,17 @@ def test_a_fork_is_one_thread_whatever_grpc_runs() -> None:
     assert done.stdout == "1", done.stderr
 
 
+def test_numpy_starts_no_threads() -> None:
+    """OpenBLAS starts one for each core, and they spin."""
+    unset = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    body = "import os, numpy; print(len(os.listdir('/proc/self/task')))"
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_COMMAND.format(body=body)], env=unset, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "1\n", done.stderr
+
+
 ONE_COMMAND = """
 import sys
 import typer

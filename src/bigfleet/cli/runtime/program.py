@@ -28,6 +28,9 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
     # its threads again in every fork of ours, which now and then kills a child before it has become what it is to be.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    # numpy's OpenBLAS starts a thread for each core when it is imported, and they spin before they sleep: 0.1 s of
+    # processor time on two cores. No command multiplies matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A crash below Python leaves where each thread stood; sys.stderr may be no file when somebody calls this.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)

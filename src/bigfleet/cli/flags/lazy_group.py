@@ -14,6 +14,7 @@ import typer
 
 from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
+from bigfleet.cli.lean_imports import import_without
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,8 @@ class CommandSource:
 
     def load(self, name: str) -> Any:
         """Import the module and return the parser of the subcommand. Typer keeps the type of parsers to itself."""
+        # It would import rich to draw tracebacks, which no log of ours shows: a tenth of the start of a provider.
+        import_without("rich", "structlog")
         module = import_module(self.module)
         found = getattr(module, self.attribute)
         # Only a parent with a callback keeps its one command apart from itself.

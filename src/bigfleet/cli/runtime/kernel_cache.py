@@ -6,7 +6,6 @@ the user's cache directory. What was shipped is only read. Without a directory t
 and each process compiles for itself.
 """
 
-import importlib
 import importlib.util
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from bigfleet.cli.lean_imports import import_without
 from bigfleet.cli.runtime.kernel_set import INCOMPLETE, KernelTarget, current_target, examine
 
 #: Numba asks these in turn; the rest serve other packages of the process.
@@ -26,9 +26,6 @@ _LOCATORS: Final = (
 SHIPPED_VARIABLE: Final = "BIGFLEET_KERNELS"
 #: What the wheel bigfleet-kernels installs: a set, and an empty module that makes it a package.
 SHIPPED_PACKAGE: Final = "bigfleet_kernels"
-
-#: What Numba imports of scipy.
-_SCIPY: Final = "scipy.linalg"
 
 _log = structlog.get_logger("bigfleet.cli.runtime.kernel_cache")
 
@@ -68,25 +65,12 @@ def keep_kernels() -> KernelCache | None:
 def use_set(directory: Path, target: KernelTarget) -> None:
     """Have Numba read and write the files of one set, and compile for its processor."""
     config = _config()
-    _leave_scipy_out()
+    # It would import both to compile products of matrices and calls of C, which no kernel has: 0.2 s and 15 MiB.
+    import_without("cffi", "numba.core.typing.cffi_utils")
+    import_without("scipy.linalg", "numba.np.arraymath")
     config.CACHE_LOCATOR_CLASSES = _LOCATORS
     config.CACHE_DIR = str(directory)
     config.CPU_NAME, config.CPU_FEATURES = target.cpu, target.features
-
-
-def _leave_scipy_out() -> None:
-    """Import of Numba what looks for scipy without finding it.
-
-    Where it is installed, Numba imports it for products of matrices, which no kernel has: a fifth of a second and 15 MiB
-    for each process.
-    """
-    if _SCIPY in sys.modules or "numba.np.arraymath" in sys.modules:
-        return
-    sys.modules[_SCIPY] = None  # type: ignore[assignment]  # so documented: importing it raises ModuleNotFoundError
-    try:
-        importlib.import_module("numba.np.arraymath")
-    finally:
-        del sys.modules[_SCIPY]
 
 
 def shipped_directories() -> list[Path]:

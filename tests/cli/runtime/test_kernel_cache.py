@@ -258,7 +258,7 @@ def test_files_that_nobody_vouches_for_are_compiled_again(copied: Path) -> None:
     assert isinstance(examine(copied, current_target()), Manifest)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_builds_at_once_end_with_one_sound_set(copied: Path) -> None:
     """As two shards that start on one host; the second waits for the first."""
     (copied / MANIFEST).unlink()

@@ -12,7 +12,7 @@ from tests.guides import executable
 from tests.kubernetes.kwok.kwok_program import KwokProgram
 from tests.processes import bigfleet
 
-pytestmark = pytest.mark.kubernetes
+pytestmark = [pytest.mark.kubernetes, pytest.mark.slow]
 
 CERTIFY_SECONDS_MAX = 3600.0
 #: The suite starts providers at the same time, all on one control plane: each state file has a prefix of its own.

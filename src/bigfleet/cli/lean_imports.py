@@ -1,6 +1,6 @@
-"""Imports libraries without others that they import only because those are installed.
+"""Imports a library without the optional packages that it would import where they are installed.
 
-A process that starts pays for each of them, and no command uses what they add. This module must not hide a package from
+Each of them makes a process start later, and no command uses what they add. This module must not hide a package from
 anything but the modules that it imports.
 """
 
@@ -15,7 +15,8 @@ def import_without(absent: str, *modules: str) -> None:
     """
     if absent in sys.modules:
         return
-    # So documented: to import what is None here raises ModuleNotFoundError.
+    # To import what is None there raises ModuleNotFoundError (Python's reference, the module cache). The type that the
+    # stubs declare has modules only. A finder on sys.meta_path would do the same in more lines.
     sys.modules[absent] = None  # type: ignore[assignment]
     try:
         for module in modules:

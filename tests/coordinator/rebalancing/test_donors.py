@@ -75,7 +75,7 @@ def margins(draw: st.DrawFn) -> Knobs:
 def test_a_donor_keeps_its_margin_of_every_kind_over_all_moves_of_a_pass(record_property: RecordProperty) -> None:
     proof = Proof()
 
-    # One fleet in 5 to 14 has a move of the third tier: 25 fleets, as CI ran of 100, need not have any.
+    # One fleet in 5 to 14 has a move of the third tier: 25 fleets, which CI ran once, need not have any.
     @examples(1_200)
     @given(views(), margins())
     def holds(view: FleetView, knobs: Knobs) -> None:

@@ -31,7 +31,7 @@ class CommandSource:
 
     def load(self, name: str) -> Any:
         """Import the module and return the parser of the subcommand. Typer keeps the type of parsers to itself."""
-        # It would import rich to draw tracebacks, which no log of ours shows: a tenth of the start of a provider.
+        # structlog would import rich to draw tracebacks, which no log of ours shows: a tenth of a provider's start.
         import_without("rich", "structlog")
         module = import_module(self.module)
         found = getattr(module, self.attribute)

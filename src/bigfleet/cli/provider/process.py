@@ -22,7 +22,7 @@ from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.interpreter import TURN_SECONDS
 from bigfleet.cli.runtime.large_memory import keep_large_memory
-from bigfleet.cli.runtime.program import COLLECTIONS
+from bigfleet.cli.runtime.program import COLLECTOR_THRESHOLDS
 from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
@@ -209,7 +209,7 @@ async def _start(core: CapacityCore) -> None:
         await core.start()
     finally:
         gc.freeze()
-        gc.set_threshold(*COLLECTIONS)
+        gc.set_threshold(*COLLECTOR_THRESHOLDS)
         gc.enable()
     # Now, as what is loaded once would only fragment what is to be retained.
     keep_large_memory()

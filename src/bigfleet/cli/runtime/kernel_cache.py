@@ -65,7 +65,7 @@ def keep_kernels() -> KernelCache | None:
 def use_set(directory: Path, target: KernelTarget) -> None:
     """Have Numba read and write the files of one set, and compile for its processor."""
     config = _config()
-    # It would import both to compile products of matrices and calls of C, which no kernel has: 0.2 s and 15 MiB.
+    # Numba would import both to compile calls of C and products of matrices, which no kernel has: 0.2 s and 15 MiB.
     import_without("cffi", "numba.core.typing.cffi_utils")
     import_without("scipy.linalg", "numba.np.arraymath")
     config.CACHE_LOCATOR_CLASSES = _LOCATORS

@@ -19,10 +19,10 @@ from bigfleet.model.validation import switch_validation_on
 
 #: Set to 1, states are compared with their invariants in every command, to look for a defect.
 VALIDATE_VARIABLE: Final = "BIGFLEET_VALIDATE"
-#: The interpreter's own thresholds of its collector.
-COLLECTIONS: Final = gc.get_threshold()
-#: More objects than any command imports.
-STARTUP_OBJECTS: Final = 300_000
+#: The thresholds with which the interpreter starts its garbage collector.
+COLLECTOR_THRESHOLDS: Final = gc.get_threshold()
+#: New objects at which it first runs while a command starts: more than any command imports.
+COLLECTOR_OBJECTS_AT_START: Final = 300_000
 #: What a disk refuses without a name of the file, as for one that is open already.
 _OF_DISKS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EFBIG})
 
@@ -36,8 +36,8 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
     # numpy's OpenBLAS starts a thread for each core when it is imported, and they spin before they sleep: 0.1 s of
     # processor time on two cores. No command multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # What is imported is no garbage; to look for it takes a tenth of a start. Servers set this again once they serve.
-    gc.set_threshold(STARTUP_OBJECTS, *COLLECTIONS[1:])
+    # Imports leave no garbage, and the collector takes a tenth of a start. Servers set it once they serve.
+    gc.set_threshold(COLLECTOR_OBJECTS_AT_START, *COLLECTOR_THRESHOLDS[1:])
     # A crash below Python leaves where each thread stood; sys.stderr may be no file when somebody calls this.
     if sys.__stderr__ is not None:
         faulthandler.enable(sys.__stderr__)

@@ -18,7 +18,7 @@ from grpc import aio
 from bench.harness import resident_mib
 from bench.provider_fleet import PROVIDER
 from bigfleet.cli.provider.process import serve_substrate
-from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 from bigfleet.cli.provider.substrate import Substrate
 from bigfleet.cli.runtime.system import configure_logging, run_loop
 from bigfleet.provider.backend import CONFIGURE_WAITS, Feed
@@ -59,7 +59,7 @@ def say(**what: object) -> None:
 
 async def serve(state: Path, port: int, *, is_power_safe: bool) -> int:
     """Serve until standard input ends."""
-    place = ProviderPlace(
+    process = ProviderProcessSettings(
         address=("127.0.0.1", port),
         metrics_address=None,
         state_path=state,
@@ -71,7 +71,7 @@ async def serve(state: Path, port: int, *, is_power_safe: bool) -> int:
     options = CoreOptions(reconcile_interval_seconds=_NO_PASS_SECONDS, failed_hold_seconds=0)
     store = SqliteProviderStore(state, is_power_safe=is_power_safe)
     serving = asyncio.create_task(
-        serve_substrate(place, options, Substrate(backend=backend, readiness=CONFIGURE_WAITS), store)
+        serve_substrate(process, options, Substrate(backend=backend, readiness=CONFIGURE_WAITS), store)
     )
     while line := await asyncio.to_thread(sys.stdin.readline):
         await backend.words.put(line)

@@ -27,7 +27,7 @@ from bench.engine_fleets import TYPES, one_type
 from bench.harness import resident_mib
 from bench.workloads.shard import ListedProvider, cluster_id
 from bigfleet.cli.provider.process import serve_provider
-from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.system import SystemClock, SystemIds, configure_logging, run_loop, system_rng
 from bigfleet.cli.shard.process import compute_in_thread
@@ -367,9 +367,9 @@ async def run_streams(port: int, first: int, clusters: int) -> int:
     gc.collect()
     gc.freeze()
     tasks = []
-    for place, stream in enumerate(streams):
+    for process, stream in enumerate(streams):
         tasks.append(asyncio.create_task(stream.listen()))
-        tasks.append(asyncio.create_task(stream.report(place * INTERVAL_SECONDS / clusters)))
+        tasks.append(asyncio.create_task(stream.report(process * INTERVAL_SECONDS / clusters)))
     say(streams=len(streams))
     began_cpu_seconds = 0.0
     while word := await next_command():
@@ -395,7 +395,7 @@ async def run_provider(port: int, machines: int) -> int:
     backend.hosts = {slot.id: f"host-{slot.id}" for slot in backend.slots}
     with TemporaryDirectory() as folder:
         state_path = Path(folder) / "state.db"
-        place = ProviderPlace(
+        process = ProviderProcessSettings(
             address=("127.0.0.1", port),
             metrics_address=None,
             state_path=state_path,
@@ -405,7 +405,7 @@ async def run_provider(port: int, machines: int) -> int:
         )
         store = SqliteProviderStore(state_path, is_power_safe=False)
         store.lock()
-        serving = asyncio.create_task(serve_provider(place, CoreOptions(), backend, ConfigureWaits(), store))
+        serving = asyncio.create_task(serve_provider(process, CoreOptions(), backend, ConfigureWaits(), store))
         while word := await next_command():
             if word == "count":
                 say(bound=len(backend.clusters), clusters=len(set(backend.clusters.values())), **_cpu())

@@ -44,14 +44,14 @@ def test_the_flags_are_those_of_the_specification() -> None:
 def test_a_token_mode_is_read() -> None:
     flags = OperatorFlags(**NEEDED)
     flags.check()
-    assert flags.place().token_mode is TokenMode.NONE
+    assert flags.process().token_mode is TokenMode.NONE
 
     account = {"bootstrap_token": "tokenrequest", "bootstrap_service_account": "kube-system/node"}
     given = {**NEEDED, "bootstrap_stub": False, "bootstrap_template": Path("t.j2"), **account}
     flags = OperatorFlags(**given)
     flags.check()
-    assert flags.place().token_mode is TokenMode.SERVICE_ACCOUNT
-    assert flags.place().service_account == ("kube-system", "node")
+    assert flags.process().token_mode is TokenMode.SERVICE_ACCOUNT
+    assert flags.process().service_account == ("kube-system", "node")
 
 
 @pytest.mark.parametrize(

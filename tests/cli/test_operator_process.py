@@ -10,8 +10,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from bigfleet.cli.operator import process
-from bigfleet.cli.operator.place import OperatorPlace
 from bigfleet.cli.operator.process import serve_operator
+from bigfleet.cli.operator.process_settings import OperatorProcessSettings
 from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.model.ids import ClusterId
@@ -27,7 +27,7 @@ from tests.operator.fake_shard import FakeShard
 
 pytestmark = pytest.mark.virtual_time
 
-PLACE = OperatorPlace(
+PROCESS = OperatorProcessSettings(
     cluster=ClusterId("blue"),
     shard_address="shard:7780",
     kubeconfig=None,
@@ -70,7 +70,7 @@ class ProcessWorld:
         yield
 
     def start(self) -> "asyncio.Task[int]":
-        return asyncio.get_running_loop().create_task(serve_operator(PLACE, {}))
+        return asyncio.get_running_loop().create_task(serve_operator(PROCESS, {}))
 
 
 @pytest.fixture

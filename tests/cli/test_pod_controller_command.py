@@ -41,16 +41,16 @@ def test_the_flags_are_those_of_the_specification() -> None:
 
 
 def test_defaults_are_those_of_the_specification(kubeconfig: Path) -> None:
-    place = PodControllerFlags(kubeconfig=kubeconfig).place()
+    process = PodControllerFlags(kubeconfig=kubeconfig).process()
 
-    assert (place.qps, place.burst, place.workers, place.cache_sync_seconds) == (200, 400, 16, 600)
-    assert place.metrics_address == ("0.0.0.0", 8080)
-    assert place.endpoint.server == "http://127.0.0.1:1"
+    assert (process.qps, process.burst, process.workers, process.cache_sync_seconds) == (200, 400, 16, 600)
+    assert process.metrics_address == ("0.0.0.0", 8080)
+    assert process.endpoint.server == "http://127.0.0.1:1"
 
 
 def test_the_lease_is_in_the_namespace_of_the_context_unless_another_is_named(kubeconfig: Path) -> None:
-    assert PodControllerFlags(kubeconfig=kubeconfig).place().namespace == "fleet"
-    assert PodControllerFlags(kubeconfig=kubeconfig, namespace="other").place().namespace == "other"
+    assert PodControllerFlags(kubeconfig=kubeconfig).process().namespace == "fleet"
+    assert PodControllerFlags(kubeconfig=kubeconfig, namespace="other").process().namespace == "other"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_lease_is_in_the_namespace_of_the_context_unless_another_is_named(ku
 def test_a_wrong_flag_is_named(wrong: dict[str, Any], part: str, kubeconfig: Path) -> None:
     given: dict[str, Any] = {"kubeconfig": kubeconfig, **wrong}
     with pytest.raises(UsageFault) as caught:
-        PodControllerFlags(**given).place()
+        PodControllerFlags(**given).process()
 
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)

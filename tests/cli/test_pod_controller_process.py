@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from bigfleet.cli.pod_controller import process
-from bigfleet.cli.pod_controller.process import PodControllerPlace, serve_pod_controller
+from bigfleet.cli.pod_controller.process import PodControllerProcessSettings, serve_pod_controller
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.kubernetes import ELECTION_SUFFIX
 from bigfleet.operator.kubernetes.api import ApiError
@@ -27,7 +27,7 @@ from tests.operator.pods.pod_cases import plain_manifest
 
 pytestmark = pytest.mark.virtual_time
 
-PLACE = PodControllerPlace(
+PROCESS = PodControllerProcessSettings(
     endpoint=ApiEndpoint(server="http://api", source="the simulation"),
     namespace="fleet",
     lease_name="lease",
@@ -69,7 +69,7 @@ class ProcessWorld:
         return self.stops[-1]
 
     def start(self) -> "asyncio.Task[int]":
-        return asyncio.get_running_loop().create_task(serve_pod_controller(PLACE))
+        return asyncio.get_running_loop().create_task(serve_pod_controller(PROCESS))
 
     def put_pod(self, name: str) -> None:
         manifest = plain_manifest(metadata={"name": name}, spec={"priorityClassName": "high"})

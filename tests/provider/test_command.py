@@ -78,19 +78,19 @@ def test_switches_and_durations_reach_the_process(
     arguments: list[str], is_calm: bool, reflects: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bigfleet.cli.provider import process as provider_process
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 
     taken: dict[str, object] = {}
 
-    async def serve(place: object, options: object, open_substrate: functools.partial[object]) -> int:
-        taken.update(place=place, options=options, simulation=open_substrate.keywords["simulation"])
+    async def serve(process: object, options: object, open_substrate: functools.partial[object]) -> int:
+        taken.update(process=process, options=options, simulation=open_substrate.keywords["simulation"])
         return 0
 
-    monkeypatch.setattr(provider_process, "serve_place", serve)
+    monkeypatch.setattr(provider_process, "serve_process", serve)
     run("--state", str(tmp_path / "s.db"), "--failed-hold=1m30s", "--metrics-addr", "off", *arguments)
-    place, options, simulation = taken["place"], taken["options"], taken["simulation"]
-    assert isinstance(place, ProviderPlace)
+    process, options, simulation = taken["process"], taken["options"], taken["simulation"]
+    assert isinstance(process, ProviderProcessSettings)
     assert isinstance(options, CoreOptions)
     assert isinstance(simulation, SimulatedWorld)
-    assert (simulation.is_calm, place.reflect, place.metrics_address) == (is_calm, reflects, None)
+    assert (simulation.is_calm, process.reflect, process.metrics_address) == (is_calm, reflects, None)
     assert options.failed_hold_seconds == 90

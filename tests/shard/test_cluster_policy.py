@@ -123,7 +123,7 @@ WRONG = {
 def test_a_fault_names_file_line_and_remedy_and_ends_the_start(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path / "p.yaml", text)
     with pytest.raises(UsageFault) as fault:
-        ShardFlags(provider_addr=":1", cluster_policy=path).place()
+        ShardFlags(provider_addr=":1", cluster_policy=path).process()
 
     assert str(fault.value).startswith(f"--cluster-policy {path}{said}")
     assert "\n" not in str(fault.value)

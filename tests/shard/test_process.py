@@ -23,8 +23,8 @@ from bigfleet.cli.main import app
 from bigfleet.cli.runtime import system as runtime
 from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.shard import process as shard_process
-from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.cli.shard.process import serve_shard
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.model.ids import ShardId
 from bigfleet.model.need import Need
 from bigfleet.planner.composition import Composition
@@ -85,28 +85,28 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
 
     http, rpc = free_port(), free_port()
     async with empty_provider() as provider:
-        place = ShardPlace(
+        process = ShardProcessSettings(
             shard_id=ShardId("s"),
             data_dir=tmp_path,
             provider_address=("127.0.0.1", provider),
             listen_address=("127.0.0.1", rpc),
             metrics_address=("127.0.0.1", http),
         )
-        process = asyncio.create_task(serve_shard(place, ShardSettings(cycle_interval_seconds=0.05), slow))
+        serving = asyncio.create_task(serve_shard(process, ShardSettings(cycle_interval_seconds=0.05), slow))
         try:
             await asyncio.to_thread(until_status, http, "/healthz", 200)
             async with aio.insecure_channel(f"127.0.0.1:{rpc}") as channel:
                 stub: Any = health_pb2_grpc.HealthStub(channel)
                 answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=PATIENCE_SECONDS)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
-            assert (await asyncio.to_thread(status_of, http, "/readyz"), process.done()) == (503, False)
+            assert (await asyncio.to_thread(status_of, http, "/readyz"), serving.done()) == (503, False)
 
             may_end.set()
             await asyncio.to_thread(until_status, http, "/readyz", 200)
         finally:
             may_end.set()
             stop.set()
-            assert await process == 0
+            assert await serving == 0
 
 
 class Planners(ProcessPlanWorkers):
@@ -139,14 +139,14 @@ async def test_a_planner_starts_with_the_first_demand_over_pods(
     monkeypatch.setattr(shard_process, "ProcessPlanWorkers", Planners)
     rpc, started = free_port(), Planners.started
     async with empty_provider() as provider:
-        place = ShardPlace(
+        process = ShardProcessSettings(
             shard_id=ShardId("s"),
             data_dir=tmp_path,
             provider_address=("127.0.0.1", provider),
             listen_address=("127.0.0.1", rpc),
             metrics_address=None,
         )
-        process = asyncio.create_task(serve_shard(place, ShardSettings(cycle_interval_seconds=0.05), fleet_engine))
+        serving = asyncio.create_task(serve_shard(process, ShardSettings(cycle_interval_seconds=0.05), fleet_engine))
         try:
             async with aio.insecure_channel(f"127.0.0.1:{rpc}") as channel:
                 stub: Any = shard_pb2_grpc.ShardStub(channel)
@@ -160,7 +160,7 @@ async def test_a_planner_starts_with_the_first_demand_over_pods(
                     assert Planners.started - started == number
         finally:
             stop.set()
-            assert await process == 0
+            assert await serving == 0
 
 
 @pytest.mark.rule("shard 1/14")
@@ -184,7 +184,7 @@ def test_how_often_a_decision_is_checked_is_a_flag(
     """Every 100 decisions unless told otherwise; 0 is off."""
     given: list[ShardSettings] = []
 
-    async def serve(_place: ShardPlace, settings: ShardSettings) -> int:
+    async def serve(_process: ShardProcessSettings, settings: ShardSettings) -> int:
         given.append(settings)
         return 0
 

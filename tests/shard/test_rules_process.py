@@ -18,8 +18,8 @@ from bigfleet.cli.runtime import system as runtime
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.shard import process as shard_process
 from bigfleet.cli.shard.command import ShardFlags
-from bigfleet.cli.shard.place import ShardPlace
 from bigfleet.cli.shard.process import STREAM_GRACE_SECONDS, compute_in_thread, serve_shard
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.model.ids import ShardId
 from bigfleet.shard.actuation.action_queue import STOP_GRACE_SECONDS
 from bigfleet.shard.ownership.state_file import FILE_NAME, StateFile
@@ -85,7 +85,7 @@ def test_off_closes_an_endpoint_or_leaves_the_timer_alone() -> None:
     """`--metrics-addr off` and `--wake-min-gap off`."""
     flags = ShardFlags(provider_addr=":1", metrics_addr="off", wake_min_gap="off")
 
-    assert (flags.place().metrics_address, flags.settings().wake_gap_seconds) == (None, None)
+    assert (flags.process().metrics_address, flags.settings().wake_gap_seconds) == (None, None)
 
 
 WRONG = {
@@ -133,7 +133,7 @@ def test_a_wrong_call_ends_with_2_and_one_line_that_names_the_flag(
     assert (named if named != "--tls-cert" else "--tls-key") in said
 
 
-def place_in(tmp_path: Path, **changes: Any) -> ShardPlace:
+def process_in(tmp_path: Path, **changes: Any) -> ShardProcessSettings:
     """Return a place on loopback."""
     facts: dict[str, Any] = {
         "shard_id": ShardId("s"),
@@ -142,7 +142,7 @@ def place_in(tmp_path: Path, **changes: Any) -> ShardPlace:
         "listen_address": ("127.0.0.1", 0),
         "metrics_address": None,
     }
-    return ShardPlace(**(facts | changes))
+    return ShardProcessSettings(**(facts | changes))
 
 
 @pytest.fixture
@@ -158,23 +158,23 @@ def no_signals(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 async def test_a_start_that_fails_names_what_was_in_the_way(tmp_path: Path) -> None:
     """A state file that another process holds, one that is damaged, a port that is taken, a log that is none."""
     with StateFile.open(tmp_path / "held", shard_id="s", clock=LoopClock()), pytest.raises(RunFault, match="held by"):
-        await serve_shard(place_in(tmp_path / "held"), ShardSettings())
+        await serve_shard(process_in(tmp_path / "held"), ShardSettings())
 
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / FILE_NAME).write_bytes(b"no database at all, and long enough to be read as one" * 40)
     with pytest.raises(RunFault, match="not a database"):
-        await serve_shard(place_in(tmp_path / "damaged"), ShardSettings())
+        await serve_shard(process_in(tmp_path / "damaged"), ShardSettings())
 
     (tmp_path / "hosts").write_text("127.0.0.1 localhost\n")
     with pytest.raises(RunFault, match=r"--audit-log .*hosts"):
-        await serve_shard(place_in(tmp_path / "a", audit_log=tmp_path / "hosts"), ShardSettings())
+        await serve_shard(process_in(tmp_path / "a", audit_log=tmp_path / "hosts"), ShardSettings())
 
     listening = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
     port = listening.sockets[0].getsockname()[1]
     with pytest.raises(RunFault, match="--listen"):
-        await serve_shard(place_in(tmp_path / "b", listen_address=("127.0.0.1", port)), ShardSettings())
+        await serve_shard(process_in(tmp_path / "b", listen_address=("127.0.0.1", port)), ShardSettings())
     with pytest.raises(RunFault, match="--metrics-addr"):
-        await serve_shard(place_in(tmp_path / "c", metrics_address=("127.0.0.1", port)), ShardSettings())
+        await serve_shard(process_in(tmp_path / "c", metrics_address=("127.0.0.1", port)), ShardSettings())
     listening.close()
 
 
@@ -189,9 +189,11 @@ async def test_a_provider_at_an_ipv6_address_is_dialled_there(tmp_path: Path, mo
         raise Dialled(address)
 
     monkeypatch.setattr(shard_process, "GrpcProvider", dial)
-    place = ShardFlags(provider_addr="[::1]:9100", data_dir=tmp_path, listen="127.0.0.1:0", metrics_addr="off").place()
+    process = ShardFlags(
+        provider_addr="[::1]:9100", data_dir=tmp_path, listen="127.0.0.1:0", metrics_addr="off"
+    ).process()
     with pytest.raises(Dialled, match=r"^\[::1\]:9100$"):
-        await serve_shard(place, ShardSettings())
+        await serve_shard(process, ShardSettings())
 
 
 @pytest.mark.rule("shard 1/5")
@@ -227,7 +229,7 @@ async def test_an_engine_that_cannot_be_made_ends_the_process(tmp_path: Path) ->
         raise OSError("no compiler")
 
     with pytest.raises(RunFault, match="stopped by itself"):
-        await serve_shard(place_in(tmp_path), ShardSettings(), broken)
+        await serve_shard(process_in(tmp_path), ShardSettings(), broken)
 
 
 @pytest.mark.rule("shard 2/1")
@@ -288,7 +290,7 @@ async def test_a_stopped_process_has_let_go_of_its_files(tmp_path: Path, no_sign
     no_signals.set()
     audit_log = tmp_path / "audit.log"
     for _ in range(2):
-        assert await serve_shard(place_in(tmp_path, audit_log=audit_log), ShardSettings()) == 0
+        assert await serve_shard(process_in(tmp_path, audit_log=audit_log), ShardSettings()) == 0
 
     with contextlib.closing(sqlite3.connect(tmp_path / FILE_NAME)) as reader:
         (epochs,) = reader.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
@@ -301,8 +303,8 @@ async def test_a_stopped_process_has_let_go_of_its_files(tmp_path: Path, no_sign
 async def test_a_hang_up_opens_the_audit_log_anew(tmp_path: Path, no_signals: asyncio.Event) -> None:
     """SIGHUP after the file was moved away: a new one is there (docs/spec/shard.md §13)."""
     audit_log, port = tmp_path / "audit.log", free_port()
-    place = place_in(tmp_path, audit_log=audit_log, listen_address=("127.0.0.1", port))
-    process = asyncio.create_task(serve_shard(place, ShardSettings()))
+    process = process_in(tmp_path, audit_log=audit_log, listen_address=("127.0.0.1", port))
+    serving = asyncio.create_task(serve_shard(process, ShardSettings()))
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not audit_log.exists():  # noqa: ASYNC110 - a file wakes nobody
             await asyncio.sleep(0.01)
@@ -319,7 +321,7 @@ async def test_a_hang_up_opens_the_audit_log_anew(tmp_path: Path, no_signals: as
             await asyncio.sleep(0.01)
     no_signals.set()
 
-    assert await process == 0
+    assert await serving == 0
 
 
 @pytest.mark.rule("shard 2/6")

@@ -17,7 +17,7 @@ from bigfleet.cli.shard import fake as shard_fake
 from bigfleet.cli.shard import process as shard_process
 from bigfleet.cli.shard.command import ShardFlags
 from bigfleet.cli.shard.fake import serving_fake
-from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.engine.columnar.engine import warm_up
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.states import MachineState
@@ -68,7 +68,7 @@ def test_a_wrong_call_ends_with_2_and_one_line(
 @pytest.mark.rule("shard 1/6")
 def test_a_place_has_an_address_or_fake_slots() -> None:
     """Never both, never neither."""
-    fake, real = ShardFlags(fake_provider=7).place(), ShardFlags(provider_addr="127.0.0.1:9100").place()
+    fake, real = ShardFlags(fake_provider=7).process(), ShardFlags(provider_addr="127.0.0.1:9100").process()
 
     assert (fake.provider_address, fake.fake_slots) == (None, 7)
     assert (real.provider_address, real.fake_slots) == (("127.0.0.1", 9100), None)
@@ -141,7 +141,7 @@ async def test_it_ends_after_the_shard_and_needs_no_certificate(
     monkeypatch.setattr(shard_fake, "serving_fake", watched)
     monkeypatch.setattr(shard_process, "GrpcProvider", Watched)
     certificates = Certificates.make(tmp_path / "certs")
-    place = ShardPlace(
+    process = ShardProcessSettings(
         shard_id=ShardId("s1"),
         data_dir=tmp_path / "data",
         provider_address=None,
@@ -152,7 +152,7 @@ async def test_it_ends_after_the_shard_and_needs_no_certificate(
     )
 
     async with asyncio.timeout(PATIENCE_SECONDS):
-        assert await shard_process.serve_shard(place, ShardSettings(), _no_engine) == 0
+        assert await shard_process.serve_shard(process, ShardSettings(), _no_engine) == 0
     assert order == ["4 machines", "channel closed", "fake ends"]
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from bigfleet.cli.main import app
 from bigfleet.cli.runtime import system as runtime
 from bigfleet.cli.shard import process as shard_process
-from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.engine.folding import folded_profile
 from bigfleet.model import labels
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, DrainOutcome
@@ -509,7 +509,7 @@ def test_the_bounds_are_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each sets what its name says; the defaults are those of the specification."""
     given: list[ShardSettings] = []
 
-    async def serve(_place: ShardPlace, settings: ShardSettings) -> int:
+    async def serve(_process: ShardProcessSettings, settings: ShardSettings) -> int:
         given.append(settings)
         return 0
 

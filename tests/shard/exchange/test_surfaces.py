@@ -111,11 +111,11 @@ async def test_a_move_is_listed_with_the_cluster_that_takes_it() -> None:
 
 def test_a_shard_proposes_unless_the_flag_says_otherwise() -> None:
     """Machines move only where somebody asked for it."""
-    assert ShardFlags(provider_addr="127.0.0.1:1").place().exchange is ExchangeMode.PROPOSE
-    assert ShardFlags(provider_addr="127.0.0.1:1", exchange="off").place().exchange is ExchangeMode.OFF
-    assert ShardFlags(provider_addr="127.0.0.1:1", exchange="on").place().exchange is ExchangeMode.ON
+    assert ShardFlags(provider_addr="127.0.0.1:1").process().exchange is ExchangeMode.PROPOSE
+    assert ShardFlags(provider_addr="127.0.0.1:1", exchange="off").process().exchange is ExchangeMode.OFF
+    assert ShardFlags(provider_addr="127.0.0.1:1", exchange="on").process().exchange is ExchangeMode.ON
     with pytest.raises(UsageFault, match="--exchange: 'auto' is unknown; choose one of off, propose, on"):
-        ShardFlags(provider_addr="127.0.0.1:1", exchange="auto").place()
+        ShardFlags(provider_addr="127.0.0.1:1", exchange="auto").process()
 
 
 def test_the_policy_of_a_cluster_goes_before_the_flag(tmp_path: Path) -> None:

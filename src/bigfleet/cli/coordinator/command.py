@@ -38,7 +38,7 @@ from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import identifier_fault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.coordinator.process import CoordinatorPlace
+    from bigfleet.cli.coordinator.process import CoordinatorProcessSettings
     from bigfleet.coordinator.leader_term import CoordinatorSettings
     from bigfleet.coordinator.replica import Export
     from bigfleet.coordinator.transfers import Knobs
@@ -215,9 +215,9 @@ class CoordinatorFlags:
             drains_max=self.rebalance_max_drains,
         )
 
-    def place(self) -> "CoordinatorPlace":
+    def process(self) -> "CoordinatorProcessSettings":
         """Return the settings of the replica. Raises UsageFault naming the flag."""
-        from bigfleet.cli.coordinator.process import CoordinatorPlace
+        from bigfleet.cli.coordinator.process import CoordinatorProcessSettings
         from bigfleet.cli.coordinator.store_url import EtcdUrl, parse_store, read_store_tls
         from bigfleet.coordinator.stores.protocol import LeaderInfo
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
@@ -235,7 +235,7 @@ class CoordinatorFlags:
         store_tls = read_store_tls(self.store_tls_cert, self.store_tls_key, self.store_tls_ca)
         if store_tls is not None and not isinstance(store, EtcdUrl):
             raise UsageFault("--store-tls-cert, --store-tls-key and --store-tls-ca are for etcd; --store names a file")
-        return CoordinatorPlace(
+        return CoordinatorProcessSettings(
             me=LeaderInfo(self._name, address),
             store=store,
             store_tls=store_tls,
@@ -278,6 +278,6 @@ def coordinator(**given: Any) -> None:
 
     flags = CoordinatorFlags(**given)
     flags.check()
-    settings, place = flags.settings(), flags.place()
+    settings, process = flags.settings(), flags.process()
     configure_logging("coordinator", flags.log_level)
-    raise typer.Exit(run_loop(lambda: serve_coordinator(place, settings)))
+    raise typer.Exit(run_loop(lambda: serve_coordinator(process, settings)))

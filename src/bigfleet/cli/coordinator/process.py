@@ -49,8 +49,8 @@ _log = structlog.get_logger("bigfleet.cli.coordinator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorPlace:
-    """Who the replica is, where its store is, and where it listens."""
+class CoordinatorProcessSettings:
+    """One replica: its identity, its store, the addresses it listens on."""
 
     me: LeaderInfo
     store: EtcdUrl | SqliteUrl
@@ -66,7 +66,7 @@ class CoordinatorPlace:
     export: Export | None = None
 
 
-async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettings) -> int:
+async def serve_coordinator(process: CoordinatorProcessSettings, settings: CoordinatorSettings) -> int:
     """Run the replica until a signal stops it; return the exit code. Raises RunFault when it cannot start."""
     clock = SystemClock()
     notifier = ServiceNotifier.from_environment(os.environ, os.getpid())
@@ -79,21 +79,25 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             return Figures() if replica is None else replica.figures()
 
         metrics = CoordinatorMetrics(registry, figures)
-        if place.store_tls is not None:
-            export_expiry(place.store_tls, registry, "bigfleet_coordinator_store")
+        if process.store_tls is not None:
+            export_expiry(process.store_tls, registry, "bigfleet_coordinator_store")
         stack.enter_context(
-            ended_by_signals(lambda: _log.info("coordinator.stopped", replica=place.me.replica, during="start"))
+            ended_by_signals(lambda: _log.info("coordinator.stopped", replica=process.me.replica, during="start"))
         )
         opened = open_store(
-            place.store, me=place.me, tls=place.store_tls, lease_ttl_seconds=place.lease_ttl_seconds, clock=clock
+            process.store,
+            me=process.me,
+            tls=process.store_tls,
+            lease_ttl_seconds=process.lease_ttl_seconds,
+            clock=clock,
         )
         store = MeteredStore(opened, metrics, clock)
         stack.push_async_callback(store.close)
         stop = stop_on_signals()
         replica = Replica(
-            store, clock=clock, settings=settings, metrics=metrics, export_to=place.export, compute=asyncio.to_thread
+            store, clock=clock, settings=settings, metrics=metrics, export_to=process.export, compute=asyncio.to_thread
         )
-        server = _grpc_server(replica, clock, metrics, registry, place.tls)
+        server = _grpc_server(replica, clock, metrics, registry, process.tls)
         ready = replica
         watch = StateWatch(
             opened.file_fault if isinstance(opened, SqliteStateStore) else lambda: "", registry, "bigfleet_coordinator"
@@ -104,16 +108,16 @@ async def serve_coordinator(place: CoordinatorPlace, settings: CoordinatorSettin
             return watch.fault or ("" if ready.is_ready else NOT_READY)
 
         # Before gRPC, whose server would have to be stopped if this failed.
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(serve_http(process.metrics_address, registry, readiness))
         await stack.enter_async_context(notifier.reporting(readiness, stop))
         try:
-            metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
-            bound = await server.start(*place.listen_address)
+            metrics.insecure.set(server.is_insecure_at(process.listen_address[0]))
+            bound = await server.start(*process.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
-        _log.info("coordinator.started", replica=place.me.replica, port=bound, advertised=place.me.address)
+        _log.info("coordinator.started", replica=process.me.replica, port=bound, advertised=process.me.address)
         await _run_until(stop, replica, server, clock)
-    _log.info("coordinator.stopped", replica=place.me.replica)
+    _log.info("coordinator.stopped", replica=process.me.replica)
     return 0
 
 

@@ -28,7 +28,7 @@ from bigfleet.cli.runtime.failures import UsageFault, choice_of
 from bigfleet.model.ids import ClusterId, identifier_fault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.operator.place import OperatorPlace
+    from bigfleet.cli.operator.process_settings import OperatorProcessSettings
 
 
 _ClusterId = Annotated[str, typer.Option(metavar="ID", help="Id of this cluster, for the cluster's life.")]
@@ -151,16 +151,16 @@ class OperatorFlags:
     def _token_mode(self) -> TokenMode:
         return choice_of(TokenMode, "--bootstrap-token", self.bootstrap_token)
 
-    def place(self) -> "OperatorPlace":
+    def process(self) -> "OperatorProcessSettings":
         """Return the settings of the operator. Raises UsageFault naming the flag."""
-        from bigfleet.cli.operator.place import OperatorPlace
+        from bigfleet.cli.operator.process_settings import OperatorProcessSettings
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
 
         ttl_seconds = parse_duration_seconds(self.bootstrap_ttl, "--bootstrap-ttl")
         mode = self._token_mode()
         if ttl_seconds <= 0 and mode is not TokenMode.NONE:
             raise UsageFault(f"--bootstrap-ttl: {self.bootstrap_ttl!r} is not a lifetime; write one such as 1h")
-        return OperatorPlace(
+        return OperatorProcessSettings(
             cluster=ClusterId(self.cluster_id),
             shard_address=check_dialable(self.shard_addr, "--shard-addr"),
             kubeconfig=self.kubeconfig,
@@ -203,6 +203,6 @@ def operator(**given: Any) -> None:
 
     flags = OperatorFlags(**given)
     flags.check()
-    place = flags.place()
+    process = flags.process()
     configure_logging("operator", flags.log_level)
-    raise typer.Exit(run_loop(lambda: serve_operator(place)))
+    raise typer.Exit(run_loop(lambda: serve_operator(process)))

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from bigfleet.cli.operator.place import OperatorPlace
+from bigfleet.cli.operator.process_settings import OperatorProcessSettings
 from bigfleet.cli.operator.token_mode import TokenMode
 from bigfleet.cli.runtime import interpreter
 from bigfleet.cli.runtime.failures import RunFault, UsageFault, one_line, root_cause
@@ -67,7 +67,7 @@ class _RandomCharacters:
 class _Parts:
     """The parts that a process builds before it may lead."""
 
-    place: OperatorPlace
+    process: OperatorProcessSettings
     namespace: str
     connection: ClusterConnection
     views: OperatorViews
@@ -77,7 +77,7 @@ class _Parts:
     instance: str
 
 
-async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = os.environ) -> int:
+async def serve_operator(process: OperatorProcessSettings, environment: Mapping[str, str] = os.environ) -> int:
     """Run the operator until a signal stops it; return the exit code.
 
     Raises UsageFault for wrong credentials or templates, RunFault when it cannot start or go on.
@@ -87,71 +87,71 @@ async def serve_operator(place: OperatorPlace, environment: Mapping[str, str] = 
     interpreter.settle()
     stop = stop_on_signals()
     registry = process_registry()
-    endpoint = find_endpoint(place.kubeconfig, clock, environment)
+    endpoint = find_endpoint(process.kubeconfig, clock, environment)
     async with AsyncExitStack() as stack:
         connection = await stack.enter_async_context(
-            connect_cluster(endpoint, clock=clock, user_agent=FIELD_MANAGER, qps=place.qps, burst=place.burst)
+            connect_cluster(endpoint, clock=clock, user_agent=FIELD_MANAGER, qps=process.qps, burst=process.burst)
         )
         api = connection.api
         metrics = OperatorMetrics(registry)
-        if place.tls is not None:
-            export_expiry(place.tls, registry, "bigfleet_operator")
-        namespace = place.namespace or endpoint.namespace
+        if process.tls is not None:
+            export_expiry(process.tls, registry, "bigfleet_operator")
+        namespace = process.namespace or endpoint.namespace
         views = OperatorViews(api, clock=clock, rng=system_rng())
         parts = _Parts(
-            place=place,
+            process=process,
             namespace=namespace,
             connection=connection,
             views=views,
-            bootstrap=await _bootstrap(place, connection.token_api, metrics, clock, stack),
+            bootstrap=await _bootstrap(process, connection.token_api, metrics, clock, stack),
             metrics=metrics,
             clock=clock,
             instance=socket.gethostname(),
         )
         readiness = partial(_why_unready, views)
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(serve_http(process.metrics_address, registry, readiness))
         await stack.enter_async_context(notifier.reporting(readiness, stop))
         await _run_until(stop, parts)
     return 0
 
 
 async def _bootstrap(
-    place: OperatorPlace, api: KubernetesApi, metrics: OperatorMetrics, clock: Clock, stack: AsyncExitStack
+    process: OperatorProcessSettings, api: KubernetesApi, metrics: OperatorMetrics, clock: Clock, stack: AsyncExitStack
 ) -> BootstrapAnswerer:
     """Return what answers bootstrap requests, with a template that renders."""
-    if place.bootstrap_template is None:
+    if process.bootstrap_template is None:
         return StubBootstrapService()
     renderer = SubprocessRenderer()
     stack.push_async_callback(renderer.close)
     template = BootstrapTemplate(
-        place.bootstrap_template,
+        process.bootstrap_template,
         renderer=renderer,
-        cluster_id=place.cluster,
-        with_token=place.token_mode is not TokenMode.NONE,
+        cluster_id=process.cluster,
+        with_token=process.token_mode is not TokenMode.NONE,
     )
     try:
         await template.load()
     except TemplateFault as fault:
         raise UsageFault(f"--bootstrap-template {fault}") from fault
     return BootstrapService(
-        cluster_id=place.cluster,
+        cluster_id=process.cluster,
         template=template,
-        tokens=_tokens(place, api, clock),
-        ttl_seconds=place.bootstrap_ttl_seconds,
+        tokens=_tokens(process, api, clock),
+        ttl_seconds=process.bootstrap_ttl_seconds,
         clock=clock,
         listener=metrics,
     )
 
 
-def _tokens(place: OperatorPlace, api: KubernetesApi, clock: Clock) -> TokenMinter:
-    if place.service_account is not None:
-        namespace, name = place.service_account
+def _tokens(process: OperatorProcessSettings, api: KubernetesApi, clock: Clock) -> TokenMinter:
+    if process.service_account is not None:
+        namespace, name = process.service_account
         try:
-            return ServiceAccountTokens(api, namespace=namespace, name=name, ttl_seconds=place.bootstrap_ttl_seconds)
+            return ServiceAccountTokens(api, namespace=namespace, name=name, ttl_seconds=process.bootstrap_ttl_seconds)
         except ValueError as fault:
             raise UsageFault(f"--bootstrap-ttl: {fault}") from fault
-    if place.token_mode is TokenMode.BOOTSTRAP:
-        return SecretTokens(api, clock=clock, characters=_RandomCharacters(), ttl_seconds=place.bootstrap_ttl_seconds)
+    if process.token_mode is TokenMode.BOOTSTRAP:
+        return SecretTokens(api, clock=clock, characters=_RandomCharacters(), ttl_seconds=process.bootstrap_ttl_seconds)
     return NoTokens()
 
 
@@ -199,12 +199,12 @@ async def _run(parts: _Parts) -> None:
 
 
 def _rights(parts: _Parts) -> tuple[Right, ...]:
-    place = parts.place
+    process = parts.process
     return operator_rights(
         parts.namespace,
-        drain_force=place.drain_force,
-        token_secret=place.token_mode is TokenMode.BOOTSTRAP,
-        token_service_account=place.service_account,
+        drain_force=process.drain_force,
+        token_secret=process.token_mode is TokenMode.BOOTSTRAP,
+        token_service_account=process.service_account,
     )
 
 
@@ -218,8 +218,8 @@ async def _lead_when_elected(parts: _Parts) -> None:
             f"the API server {server} was not read completely within {SYNC_SECONDS_MAX:g} s:"
             f" {', '.join(parts.views.unsynced())}"
         ) from None
-    elector = parts.connection.elector(namespace=parts.namespace, lease_name=parts.place.lease_name)
-    _log.info("operator.ready", cluster=parts.place.cluster, shard=parts.place.shard_address, server=server)
+    elector = parts.connection.elector(namespace=parts.namespace, lease_name=parts.process.lease_name)
+    _log.info("operator.ready", cluster=parts.process.cluster, shard=parts.process.shard_address, server=server)
     try:
         await elector.run(lambda: _lead(parts))
     except LeadershipLost as lost:
@@ -231,23 +231,23 @@ async def _lead_when_elected(parts: _Parts) -> None:
 
 
 async def _lead(parts: _Parts) -> None:
-    place = parts.place
+    process = parts.process
     parts.metrics.leader.set(1)
     agent = KubernetesAgent(
-        cluster=place.cluster,
+        cluster=process.cluster,
         api=parts.connection.api,
         views=parts.views,
         bootstrap=parts.bootstrap,
         events=EventRecorder(parts.connection.api, component=FIELD_MANAGER, instance=parts.instance, clock=parts.clock),
-        dialer=GrpcSessionDialer(place.shard_address, place.tls),
+        dialer=GrpcSessionDialer(process.shard_address, process.tls),
         metrics=parts.metrics,
         clock=parts.clock,
         rng=system_rng(),
         settings=AgentSettings(
-            session=SessionSettings(rollup_interval_seconds=place.rollup_interval_seconds),
-            status_workers=place.status_workers,
-            handler_workers=place.handler_workers,
-            drain_force=place.drain_force,
+            session=SessionSettings(rollup_interval_seconds=process.rollup_interval_seconds),
+            status_workers=process.status_workers,
+            handler_workers=process.handler_workers,
+            drain_force=process.drain_force,
         ),
     )
     await agent.run()

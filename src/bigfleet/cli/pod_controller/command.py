@@ -24,7 +24,7 @@ from bigfleet.cli.flags.values import (
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.pod_controller.process import PodControllerPlace
+    from bigfleet.cli.pod_controller.process import PodControllerProcessSettings
     from bigfleet.operator.pods.defaults import PenaltyDefaults
 
 _CacheSync = Annotated[
@@ -76,9 +76,9 @@ class PodControllerFlags:
     metrics_addr: _MetricsAddr = ":8080"
     log_level: _LogLevel = "info"
 
-    def place(self) -> "PodControllerPlace":
-        """Return where everything is and how it works. Raises UsageFault naming the flag or the file."""
-        from bigfleet.cli.pod_controller.process import PodControllerPlace
+    def process(self) -> "PodControllerProcessSettings":
+        """Return the settings of the process. Raises UsageFault naming the flag or the file."""
+        from bigfleet.cli.pod_controller.process import PodControllerProcessSettings
         from bigfleet.cli.runtime.kubernetes import find_endpoint
         from bigfleet.cli.runtime.system import SystemClock
 
@@ -89,7 +89,7 @@ class PodControllerFlags:
         cache_sync_seconds = parse_positive_duration_seconds(self.cache_sync_timeout, "--cache-sync-timeout")
         unmanaged_after_seconds = parse_duration_seconds(self.unmanaged_after, "--unmanaged-after")
         defaults, endpoint = self._defaults(), find_endpoint(self.kubeconfig, SystemClock())
-        return PodControllerPlace(
+        return PodControllerProcessSettings(
             endpoint=endpoint,
             defaults=defaults,
             qps=self.qps,
@@ -131,6 +131,6 @@ def pod_controller(**given: Any) -> None:
     from bigfleet.cli.runtime.system import configure_logging, run_loop
 
     flags = PodControllerFlags(**given)
-    place = flags.place()
+    process = flags.process()
     configure_logging("pod-controller", flags.log_level)
-    raise typer.Exit(run_loop(lambda: serve_pod_controller(place)))
+    raise typer.Exit(run_loop(lambda: serve_pod_controller(process)))

@@ -50,8 +50,8 @@ _log = structlog.get_logger("bigfleet.cli.pod_controller.command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PodControllerPlace:
-    """Where everything is, and how much at a time."""
+class PodControllerProcessSettings:
+    """One pod controller process: which API server, which namespace and lease, how much at a time."""
 
     endpoint: ApiEndpoint
     defaults: PenaltyDefaults = field(default_factory=PenaltyDefaults)
@@ -104,7 +104,9 @@ class RecordedPodEvents:
 class _Parts:
     """The caches and the controller on them."""
 
-    def __init__(self, connection: ClusterConnection, place: PodControllerPlace, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, connection: ClusterConnection, process: PodControllerProcessSettings, registry: CollectorRegistry
+    ) -> None:
         clock, rng = SystemClock(), system_rng()
         api, host = connection.api, socket.gethostname()
         pods = Reflector(api, PODS, clock=clock, rng=rng)
@@ -123,11 +125,11 @@ class _Parts:
             ),
             clock=clock,
             rng=rng,
-            defaults=place.defaults,
+            defaults=process.defaults,
             events=RecordedPodEvents(self.recorder),
             listener=self.metrics,
-            workers=place.workers,
-            unmanaged_after_seconds=place.unmanaged_after_seconds,
+            workers=process.workers,
+            unmanaged_after_seconds=process.unmanaged_after_seconds,
         )
         index = self.controller.index
         pods.add_listener(index.pods_listener)
@@ -136,14 +138,14 @@ class _Parts:
         volumes.add_listener(index.volumes_listener)
         self.rights = RightsMonitor(
             connection.election_api,
-            pod_controller_rights(place.namespace),
+            pod_controller_rights(process.namespace),
             forbidden=connection.forbidden,
             clock=clock,
             on_review=self.metrics.rights_missing.set,
         )
         nodes.add_listener(self.controller.unmanaged.nodes_listener)
         upcoming.add_listener(self.controller.unmanaged.machines_listener)
-        self.elector = connection.elector(namespace=place.namespace, lease_name=place.lease_name)
+        self.elector = connection.elector(namespace=process.namespace, lease_name=process.lease_name)
         self.metrics.leader.set_function(lambda: float(self.elector.is_leader))
         self.metrics.backlog.set_function(lambda: float(self.controller.backlog))
         self.metrics.unmanaged_nodes.set_function(lambda: float(len(self.controller.unmanaged)))
@@ -154,37 +156,39 @@ class _Parts:
         return f"reading {', '.join(waiting)}" if waiting else ""
 
 
-async def serve_pod_controller(place: PodControllerPlace) -> int:
+async def serve_pod_controller(process: PodControllerProcessSettings) -> int:
     """Run until a signal stops it; return the exit code. Raises RunFault when it cannot start or fails."""
     notifier = ServiceNotifier.from_environment(os.environ, os.getpid())
     interpreter.settle()
     stop = stop_on_signals()
     registry = process_registry()
     async with connect_cluster(
-        place.endpoint,
+        process.endpoint,
         clock=SystemClock(),
         user_agent=POD_CONTROLLER_FIELD_MANAGER,
-        qps=place.qps,
-        burst=place.burst,
+        qps=process.qps,
+        burst=process.burst,
     ) as connection:
-        parts = _Parts(connection, place, registry)
+        parts = _Parts(connection, process, registry)
         async with (
-            serve_http(place.metrics_address, registry, parts.why_waiting),
+            serve_http(process.metrics_address, registry, parts.why_waiting),
             notifier.reporting(parts.why_waiting, stop),
         ):
-            await _until(stop, _checked(connection, place))
+            await _until(stop, _checked(connection, process))
             if not stop.is_set():
-                _log.info("operator.pod_controller_started", server=place.endpoint.source, namespace=place.namespace)
-                await _run(parts, place, stop)
+                _log.info(
+                    "operator.pod_controller_started", server=process.endpoint.source, namespace=process.namespace
+                )
+                await _run(parts, process, stop)
     _log.info("operator.pod_controller_stopped")
     return 0
 
 
-async def _checked(connection: ClusterConnection, place: PodControllerPlace) -> None:
+async def _checked(connection: ClusterConnection, process: PodControllerProcessSettings) -> None:
     """Look for what is missing in the cluster. Raises RunFault naming all of it."""
-    await connection.check(pod_controller_rights(place.namespace), (CAPACITY_REQUESTS, UPCOMING_NODES))
+    await connection.check(pod_controller_rights(process.namespace), (CAPACITY_REQUESTS, UPCOMING_NODES))
     classes = await connection.ask(lambda: connection.api.list_page(PRIORITY_CLASSES, limit=0))
-    for name in place.defaults.unknown_classes(found.metadata.name for found in classes.items):
+    for name in process.defaults.unknown_classes(found.metadata.name for found in classes.items):
         advice = "correct --priority-class-defaults, or create the PriorityClass"
         _log.warning("operator.priority_class_unknown", priority_class=name, advice=advice)
 
@@ -207,13 +211,13 @@ async def _cancelled(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(parts: _Parts, place: PodControllerPlace, stop: asyncio.Event) -> None:
+async def _run(parts: _Parts, process: PodControllerProcessSettings, stop: asyncio.Event) -> None:
     """Follow the cluster, and write while this process leads, until the stop."""
     clock = SystemClock()
     flows: list[Coroutine[Any, Any, None]] = [cache.run() for cache in parts.caches]
     flows += [parts.recorder.run(), parts.rights.run(), interpreter.collect_when_due(clock)]
     async with _background(flows) as background:
-        await _until(stop, _synced(parts, place.cache_sync_seconds, background))
+        await _until(stop, _synced(parts, process.cache_sync_seconds, background))
         if stop.is_set():
             return
         leading = asyncio.create_task(_lead(parts), name="leading")

@@ -21,7 +21,7 @@ from bigfleet.cli.runtime import system as runtime
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.provider.backends.aws.boto import AwsSession
     from bigfleet.provider.backends.aws.offerings import AwsOffering
@@ -99,11 +99,11 @@ def aws(
         poll_interval=poll_interval,
         endpoint_url=endpoint_url,
     )
-    place, _options = flags.place(name=NAME, may_forget=False), flags.options()
-    offered = _read(asked.offerings, place.provider)
+    process, _options = flags.process(name=NAME, may_forget=False), flags.options()
+    offered = _read(asked.offerings, process.provider)
     session = _connect(asked)
     runtime.configure_logging("provider", flags.log_level)
-    _check(session, asked, offered, place.provider)
+    _check(session, asked, offered, process.provider)
     serve(
         flags,
         functools.partial(open_aws, asked=asked, session=session, offered=offered),
@@ -223,7 +223,7 @@ def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, 
 
 
 def open_aws(
-    place: "ProviderPlace", asked: AwsFlags, session: "AwsSession", offered: "tuple[AwsOffering, ...]"
+    process: "ProviderProcessSettings", asked: AwsFlags, session: "AwsSession", offered: "tuple[AwsOffering, ...]"
 ) -> "Substrate":
     """Return the backend over EC2."""
     from bigfleet.cli.provider.substrate import Substrate
@@ -234,14 +234,14 @@ def open_aws(
     from bigfleet.provider.backends.aws.interruptions import UNKNOWN_PROBABILITY, Interruptions
     from bigfleet.provider.backends.aws.prices import AwsPrices
 
-    assert place.state_path is not None, "only a fake may run without a state file"
+    assert process.state_path is not None, "only a fake may run without a state file"
     clock, ec2 = SystemClock(), BotoEc2(session)
     prices = AwsPrices(
         ec2,
         BotoPrices(session),
         clock,
         region=asked.region,
-        path=place.state_path.with_name(place.state_path.name + ".prices"),
+        path=process.state_path.with_name(process.state_path.name + ".prices"),
     )
     if asked.advisor is None:
         text = f"spot machines are declared with {UNKNOWN_PROBABILITY:g} an hour; --advisor says better"
@@ -257,7 +257,7 @@ def open_aws(
         prices,
         Interruptions(clock, asked.advisor),
         settings=AwsSettings(
-            provider=place.provider,
+            provider=process.provider,
             node_role=asked.node_role,
             user_data=asked.user_data,
             reset=asked.reset,
@@ -271,7 +271,7 @@ def open_aws(
 
     def reload() -> None:
         try:
-            backend.set_offerings(_read(asked.offerings, place.provider))
+            backend.set_offerings(_read(asked.offerings, process.provider))
         except UsageFault as fault:
             _log.error("offerings.load_failed", error=str(fault), advice="the previous offerings stay in force")
             return

@@ -18,7 +18,7 @@ from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.provider.backend import CONFIGURE_WAITS
 
 if TYPE_CHECKING:
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.provider.backend import ConfigureWaits, Ready
     from bigfleet.provider.backends.exec.backend import ExecBackend
@@ -80,8 +80,8 @@ def exec_program(
         concurrency=concurrency,
     )
     # Flags are refused before the program is run.
-    place, _options = flags.place(name="exec", may_forget=False), flags.options()
-    description = _described(place, asked)
+    process, _options = flags.process(name="exec", may_forget=False), flags.options()
+    description = _described(process, asked)
     serve(
         flags,
         functools.partial(open_program, asked=asked, description=description),
@@ -89,13 +89,13 @@ def exec_program(
     )
 
 
-def _described(place: "ProviderPlace", asked: ProgramFlags) -> "Description":
+def _described(process: "ProviderProcessSettings", asked: ProgramFlags) -> "Description":
     """Run the program's `describe`. Raises UsageFault."""
     from bigfleet.provider.backends.exec.description import INVENTORY as INVENTORY_VERB
     from bigfleet.provider.backends.exec.description import READY as READY_VERB
     from bigfleet.provider.backends.exec.description import DescriptionFault, describe
 
-    has_slots = place.offerings_path is not None or place.seed_count is not None
+    has_slots = process.offerings_path is not None or process.seed_count is not None
     try:
         description = asyncio.run(
             describe(_runner(asked, None), needs_inventory=not has_slots, concurrency=asked.concurrency)
@@ -126,7 +126,7 @@ def _runner(asked: ProgramFlags, orphans: "OrphanKiller | None") -> "ProgramRunn
     )
 
 
-def open_program(place: "ProviderPlace", asked: ProgramFlags, description: "Description") -> "Substrate":
+def open_program(process: "ProviderProcessSettings", asked: ProgramFlags, description: "Description") -> "Substrate":
     """Return the backend that runs the program. Raises StartRefused if programs of a former start do not end."""
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.cli.runtime.system import SystemClock
@@ -135,9 +135,9 @@ def open_program(place: "ProviderPlace", asked: ProgramFlags, description: "Desc
     from bigfleet.provider.programs.orphan_killer import OrphanKiller
     from bigfleet.provider.programs.runner import TERMINATE_SECONDS
 
-    assert place.state_path is not None, "an operation that a kill interrupts is taken up from the file"
+    assert process.state_path is not None, "an operation that a kill interrupts is taken up from the file"
     clock = SystemClock()
-    orphans = OrphanKiller.of_state(place.state_path, clock=clock, terminate_seconds=TERMINATE_SECONDS)
+    orphans = OrphanKiller.of_state(process.state_path, clock=clock, terminate_seconds=TERMINATE_SECONDS)
     calls = ProgramCalls(_runner(asked, orphans), clock=clock)
     backend = ExecBackend(calls, description, clock=clock, concurrency=asked.concurrency)
 

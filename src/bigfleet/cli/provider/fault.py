@@ -9,7 +9,7 @@ from bigfleet.cli.provider.flags import ProviderFlags, provider_command
 from bigfleet.cli.provider.serve import serve
 
 if TYPE_CHECKING:
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
     from bigfleet.cli.provider.substrate import Substrate
 
 SEED_COUNT = 256
@@ -27,11 +27,11 @@ def fault(flags: ProviderFlags) -> None:
     serve(flags, _open, name="fault", may_forget=True)
 
 
-def _open(place: "ProviderPlace") -> "Substrate":
+def _open(process: "ProviderProcessSettings") -> "Substrate":
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.cli.runtime.system import SystemClock
     from bigfleet.provider.backends.fault import FaultBackend, FaultReadiness
 
-    assert place.seed_count is not None, "the flag has a default"
-    backend = FaultBackend(place.seed_count, clock=SystemClock())
+    assert process.seed_count is not None, "the flag has a default"
+    backend = FaultBackend(process.seed_count, clock=SystemClock())
     return Substrate(backend=backend, readiness=FaultReadiness(), seeds_itself=True)

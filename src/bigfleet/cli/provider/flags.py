@@ -22,7 +22,7 @@ from bigfleet.cli.flags.values import (
     parse_optional_address,
     parse_positive_duration_seconds,
 )
-from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import identifier_fault
 from bigfleet.provider.kit.options import CoreOptions
@@ -99,8 +99,8 @@ class ProviderFlags:
     ] = False
     log_level: Annotated[str, typer.Option(help="Minimum log level: debug, info, warning or error.")] = "info"
 
-    def place(self, *, name: str, may_forget: bool) -> ProviderPlace:
-        """Return where to serve; `name` is the backend's, `may_forget` says that it needs no state file.
+    def process(self, *, name: str, may_forget: bool) -> ProviderProcessSettings:
+        """Return the settings of the process; `name` is the backend's, `may_forget` says that it needs no state file.
 
         Raises UsageFault naming the flag.
         """
@@ -119,7 +119,7 @@ class ProviderFlags:
             raise UsageFault(
                 "--certify needs --tls-cert, --tls-key and --tls-ca; without them every caller is accepted"
             )
-        return ProviderPlace(
+        return ProviderProcessSettings(
             address=parse_address(self.addr, "--addr"),
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
             state_path=self.state,

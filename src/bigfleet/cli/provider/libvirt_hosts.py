@@ -17,7 +17,7 @@ from bigfleet.cli.provider.serve import serve
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.provider.backends.libvirt.backend import LibvirtBackend
     from bigfleet.provider.backends.libvirt.driver import BootstrapPlan
@@ -106,7 +106,9 @@ def _read_hosts(asked: LibvirtFlags) -> "KvmHosts":
         raise UsageFault(f"--hosts {fault}") from fault
 
 
-def open_libvirt(place: "ProviderPlace", asked: LibvirtFlags, connect: "Connect | None" = None) -> "Substrate":
+def open_libvirt(
+    process: "ProviderProcessSettings", asked: LibvirtFlags, connect: "Connect | None" = None
+) -> "Substrate":
     """Return the backend over the hosts; `connect` None is libvirt. Raises UsageFault, StartRefused."""
     import asyncio
 
@@ -122,7 +124,7 @@ def open_libvirt(place: "ProviderPlace", asked: LibvirtFlags, connect: "Connect 
         from bigfleet.provider.backends.libvirt import binding
 
         connect = binding.connect
-    assert place.state_path is not None, "the provider owns the truth about machines, so it keeps a file"
+    assert process.state_path is not None, "the provider owns the truth about machines, so it keeps a file"
     clock, loop, opened = SystemClock(), asyncio.get_running_loop(), connect
     changed: list[Callable[[str], None]] = []
 
@@ -135,14 +137,14 @@ def open_libvirt(place: "ProviderPlace", asked: LibvirtFlags, connect: "Connect 
         return HostThreads(host.uri, opened, on_change, clock)
 
     driver = LibvirtDriver(
-        _read_hosts(asked), provider=place.provider, bootstrap=_plan(asked), open_host=open_host, clock=clock
+        _read_hosts(asked), provider=process.provider, bootstrap=_plan(asked), open_host=open_host, clock=clock
     )
-    records = read_records(place.state_path)
+    records = read_records(process.state_path)
     book = SqliteInstanceBook(
-        place.state_path.with_name(f"{place.state_path.name}.rooms"), is_power_safe=place.is_power_safe
+        process.state_path.with_name(f"{process.state_path.name}.rooms"), is_power_safe=process.is_power_safe
     )
     try:
-        backend = LibvirtBackend(driver, provider=place.provider, book=book, records=records, clock=clock)
+        backend = LibvirtBackend(driver, provider=process.provider, book=book, records=records, clock=clock)
     except BaseException as error:
         book.close()
         if isinstance(error, KvmHostsFault):

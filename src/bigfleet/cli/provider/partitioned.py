@@ -19,7 +19,7 @@ from bigfleet.cli.provider.serve import serve
 from bigfleet.cli.runtime.failures import UsageFault
 
 if TYPE_CHECKING:
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.model.clock import Clock
     from bigfleet.provider.backends.partitioned.backend import PartitionedBackend
@@ -84,7 +84,7 @@ def _program(driver: str) -> str | None:
     return os.path.abspath(found)
 
 
-def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrate":
+def open_partitioned(process: "ProviderProcessSettings", asked: PartitionFlags) -> "Substrate":
     """Return the backend over the hosts. Raises UsageFault for a wrong file, StartRefused for a damaged state."""
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.cli.runtime.system import SystemClock
@@ -95,22 +95,24 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
     from bigfleet.provider.backends.partitioned.restoring import instances_of, restored
     from bigfleet.provider.programs.orphan_killer import OrphanKiller
 
-    assert place.state_path is not None, "the provider owns the truth about machines, so it keeps a file"
-    records = read_records(place.state_path)
+    assert process.state_path is not None, "the provider owns the truth about machines, so it keeps a file"
+    records = read_records(process.state_path)
     book = SqliteInstanceBook(
-        place.state_path.with_name(f"{place.state_path.name}.rooms"), is_power_safe=place.is_power_safe
+        process.state_path.with_name(f"{process.state_path.name}.rooms"), is_power_safe=process.is_power_safe
     )
     clock = SystemClock()
     cloud: SimulatedCloud | None = None
     orphans: OrphanKiller | None = None
     try:
         leases = restored(records, book.load())
-        fleet = _read_fleet(place, asked, instances_of(leases))
-        cloud = _open_cloud(place.state_path, asked, clock) if asked.program is None else None
+        fleet = _read_fleet(process, asked, instances_of(leases))
+        cloud = _open_cloud(process.state_path, asked, clock) if asked.program is None else None
         if asked.program is not None:
-            orphans = OrphanKiller.of_state(place.state_path, clock=clock)
+            orphans = OrphanKiller.of_state(process.state_path, clock=clock)
         driver = _driver(asked, cloud, orphans, clock)
-        backend = PartitionedBackend(fleet, driver, provider=place.provider, book=book, records=records, leases=leases)
+        backend = PartitionedBackend(
+            fleet, driver, provider=process.provider, book=book, records=records, leases=leases
+        )
     except BaseException as error:
         book.close()
         if orphans is not None:
@@ -132,22 +134,22 @@ def open_partitioned(place: "ProviderPlace", asked: PartitionFlags) -> "Substrat
         readiness=PartitionedReadiness(backend, driver),
         seeds_itself=True,
         close=close,
-        reload=functools.partial(_reload, place, asked, backend),
+        reload=functools.partial(_reload, process, asked, backend),
         status=backend.status,
         export=functools.partial(export, backend),
     )
 
 
-def _read_fleet(place: "ProviderPlace", asked: PartitionFlags, ours: "Mapping[str, Carved]") -> "HostsFile":
+def _read_fleet(process: "ProviderProcessSettings", asked: PartitionFlags, ours: "Mapping[str, Carved]") -> "HostsFile":
     """Return the hosts. Raises HostsFault."""
     from bigfleet.cli.provider.allocator import make_allocator
     from bigfleet.provider.backends.partitioned.hosts_file import fleet_of, read_hosts
     from bigfleet.provider.backends.partitioned.seeds import seed_document
 
     if asked.hosts_path is None:
-        assert place.seed_count is not None, "one of the two flags is there"
-        return fleet_of(seed_document(place.seed_count), place.provider, make_allocator, ours)
-    return read_hosts(asked.hosts_path, place.provider, make_allocator, ours)
+        assert process.seed_count is not None, "one of the two flags is there"
+        return fleet_of(seed_document(process.seed_count), process.provider, make_allocator, ours)
+    return read_hosts(asked.hosts_path, process.provider, make_allocator, ours)
 
 
 def _open_cloud(state_path: Path, asked: PartitionFlags, clock: "Clock") -> "SimulatedCloud":
@@ -189,7 +191,7 @@ def _warn(fleet: "HostsFile") -> None:
         log.warning("hosts.size_unplaceable", error=text)
 
 
-def _reload(place: "ProviderPlace", asked: PartitionFlags, backend: "PartitionedBackend") -> None:
+def _reload(process: "ProviderProcessSettings", asked: PartitionFlags, backend: "PartitionedBackend") -> None:
     """Read the hosts file again; a file that cannot be read leaves the previous hosts in force."""
     import structlog
 
@@ -199,7 +201,7 @@ def _reload(place: "ProviderPlace", asked: PartitionFlags, backend: "Partitioned
     if asked.hosts_path is None:
         return
     try:
-        fleet = _read_fleet(place, asked, backend.ours)
+        fleet = _read_fleet(process, asked, backend.ours)
     except HostsFault as fault:
         log.error("hosts.load_failed", error=str(fault), advice="the previous hosts stay in force")
         return

@@ -17,7 +17,7 @@ import structlog
 
 import bigfleet
 from bigfleet.cli.provider.admin_server import serve_admin
-from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.interpreter import TURN_SECONDS
@@ -62,24 +62,24 @@ _log = structlog.get_logger("bigfleet.cli.provider.process")
 _STOP_SECONDS_MAX = 30.0
 
 
-async def serve_place(place: ProviderPlace, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
+async def serve_process(process: ProviderProcessSettings, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
     """Lock the state, open the substrate and serve it until a signal; return the exit code.
 
     Raises UsageFault or RunFault.
     """
     with ended_by_signals(lambda: _log.info("provider.stopped", during="start")):
-        return await _serve_place(place, options, open_substrate)
+        return await _serve_process(process, options, open_substrate)
 
 
-async def _serve_place(place: ProviderPlace, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
+async def _serve_process(process: ProviderProcessSettings, options: CoreOptions, open_substrate: OpenSubstrate) -> int:
     store: SqliteProviderStore | MemoryStore = MemoryStore()
-    if place.state_path is not None:
-        store = SqliteProviderStore(place.state_path, is_power_safe=place.is_power_safe)
+    if process.state_path is not None:
+        store = SqliteProviderStore(process.state_path, is_power_safe=process.is_power_safe)
     try:
         if isinstance(store, SqliteProviderStore):
             # First, so that files of the substrate's own beside it have one owner as well.
             store.lock()
-        substrate = open_substrate(place)
+        substrate = open_substrate(process)
     except StartRefused as refused:
         store.close()
         raise RunFault(str(refused)) from refused
@@ -87,25 +87,25 @@ async def _serve_place(place: ProviderPlace, options: CoreOptions, open_substrat
         store.close()
         raise
     try:
-        options = replace(options, offers=_first_offers(place, substrate))
+        options = replace(options, offers=_first_offers(process, substrate))
         _check_intent_key(options, substrate.backend)
-        return await serve_substrate(place, options, substrate, store)
+        return await serve_substrate(process, options, substrate, store)
     except OfferingsRefused as refused:
-        raise UsageFault(f"--offerings {place.offerings_path}: {refused}") from refused
+        raise UsageFault(f"--offerings {process.offerings_path}: {refused}") from refused
     finally:
         store.close()
         substrate.close()
 
 
-def _first_offers(place: ProviderPlace, substrate: Substrate) -> Offers | None:
-    if place.offerings_path is not None:
+def _first_offers(process: ProviderProcessSettings, substrate: Substrate) -> Offers | None:
+    if process.offerings_path is not None:
         try:
-            return _read_offers(place.offerings_path, place.provider)
+            return _read_offers(process.offerings_path, process.provider)
         except OfferingsUnreadable as fault:
             raise UsageFault(f"--offerings {fault}") from fault
-    if place.seed_count is None or substrate.seeds_itself:
+    if process.seed_count is None or substrate.seeds_itself:
         return None
-    return seed_offers(fake_slot(number, id=f"{place.provider}-{number}") for number in range(place.seed_count))
+    return seed_offers(fake_slot(number, id=f"{process.provider}-{number}") for number in range(process.seed_count))
 
 
 def _read_offers(path: Path, provider: str) -> Offers:
@@ -120,18 +120,21 @@ def _check_intent_key(options: CoreOptions, backend: Backend) -> None:
 
 
 async def serve_provider(
-    place: ProviderPlace,
+    process: ProviderProcessSettings,
     options: CoreOptions,
     backend: Backend,
     readiness: Ready | ConfigureWaits,
     store: SqliteProviderStore | MemoryStore,
 ) -> int:
     """Serve a backend until a signal, and return the exit code. Raises RunFault."""
-    return await serve_substrate(place, options, Substrate(backend=backend, readiness=readiness), store)
+    return await serve_substrate(process, options, Substrate(backend=backend, readiness=readiness), store)
 
 
 async def serve_substrate(
-    place: ProviderPlace, options: CoreOptions, substrate: Substrate, store: SqliteProviderStore | MemoryStore
+    process: ProviderProcessSettings,
+    options: CoreOptions,
+    substrate: Substrate,
+    store: SqliteProviderStore | MemoryStore,
 ) -> int:
     """Serve a substrate until a signal, and return the exit code. Raises RunFault."""
     registry = process_registry()
@@ -150,18 +153,18 @@ async def serve_substrate(
         metrics=metrics,
         options=options,
     )
-    gate = Gate(registry, "bigfleet_provider", services=(SERVICE,), certify=place.certify)
-    if place.tls is not None:
-        export_expiry(place.tls, registry, "bigfleet_provider")
+    gate = Gate(registry, "bigfleet_provider", services=(SERVICE,), certify=process.certify)
+    if process.tls is not None:
+        export_expiry(process.tls, registry, "bigfleet_provider")
     server = GrpcServer(
         services=(SERVICE,),
         register=ProviderServicer(core, clock, gate).register,
         receive_bytes_max=RECEIVE_BYTES_MAX,
         send_bytes_max=SEND_BYTES_MAX,
-        reflect=place.reflect,
+        reflect=process.reflect,
         # Every call to a provider has a deadline (docs/spec/wire.md §2).
         keep_alive=False,
-        tls=place.tls,
+        tls=process.tls,
         gate=gate,
     )
     watch = StateWatch(
@@ -172,18 +175,18 @@ async def serve_substrate(
         return watch.fault or substrate.fault() or ("" if core.is_ready else NOT_READY)
 
     try:
-        check_can_listen(*place.address)
+        check_can_listen(*process.address)
         await _start(core)
         stop = stop_on_signals()
         substrate.take_offers(core.offered)
         async with (
             watch.watching(clock),
-            serve_http(place.metrics_address, registry, readiness),
-            serve_admin(place.state_path, core.administration, substrate.status),
-            _read_again(place, core, substrate, notifier),
+            serve_http(process.metrics_address, registry, readiness),
+            serve_admin(process.state_path, core.administration, substrate.status),
+            _read_again(process, core, substrate, notifier),
             notifier.reporting(readiness, stop),
         ):
-            await _serve(place, core, server, stop, metrics)
+            await _serve(process, core, server, stop, metrics)
     except OfferingsRefused:
         raise
     except StartRefused as refused:
@@ -217,7 +220,7 @@ async def _start(core: CapacityCore) -> None:
 
 @asynccontextmanager
 async def _read_again(
-    place: ProviderPlace, core: CapacityCore, substrate: Substrate, notifier: ServiceNotifier
+    process: ProviderProcessSettings, core: CapacityCore, substrate: Substrate, notifier: ServiceNotifier
 ) -> AsyncIterator[None]:
     """Read files again on SIGHUP while the context lasts; what cannot be read leaves the former in force."""
     asked = asyncio.Event()
@@ -228,8 +231,8 @@ async def _read_again(
             asked.clear()
             notifier.reload_began()
             substrate.reload()
-            if place.offerings_path is not None:
-                await _replace_offers(place.offerings_path, place.provider, core, substrate)
+            if process.offerings_path is not None:
+                await _replace_offers(process.offerings_path, process.provider, core, substrate)
             notifier.reload_ended()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
@@ -253,19 +256,23 @@ async def _replace_offers(path: Path, provider: str, core: CapacityCore, substra
 
 
 async def _serve(
-    place: ProviderPlace, core: CapacityCore, server: GrpcServer, stop: asyncio.Event, metrics: ProviderMetrics
+    process: ProviderProcessSettings,
+    core: CapacityCore,
+    server: GrpcServer,
+    stop: asyncio.Event,
+    metrics: ProviderMetrics,
 ) -> None:
     """Open the port once there is an inventory to serve, and serve it until `stop`.
 
     Other programs take an open port for a provider that answers.
     """
-    host, port = place.address
+    host, port = process.address
     if not await _is_loaded_before(core, stop):
         return
     bound = await server.start(host, port, serving=core.is_ready)
-    is_plain = place.tls is None and not is_loopback(host)
-    metrics.insecure.set(1 if is_plain or place.certify else 0)
-    if place.certify:
+    is_plain = process.tls is None and not is_loopback(host)
+    metrics.insecure.set(1 if is_plain or process.certify else 0)
+    if process.certify:
         _log.warning(
             "provider.certification_allowed",
             advice="an admin may change machines with any token or none; use it in tests only",

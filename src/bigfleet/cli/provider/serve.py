@@ -19,7 +19,7 @@ from bigfleet.provider.backend import CONFIGURE_WAITS
 from bigfleet.provider.operations.invoke import BACKEND_THREADS
 
 if TYPE_CHECKING:
-    from bigfleet.cli.provider.serving import ProviderPlace
+    from bigfleet.cli.provider.process_settings import ProviderProcessSettings
     from bigfleet.cli.provider.substrate import OpenSubstrate, Substrate
     from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Slot
 
@@ -49,7 +49,7 @@ def _command(backend: "Backend", readiness: "Ready | ConfigureWaits") -> Callabl
         is_fake = isinstance(backend, FakeBackend)
         serve(
             flags,
-            lambda _place: Substrate(backend=backend, readiness=readiness),
+            lambda _process: Substrate(backend=backend, readiness=readiness),
             name=backend.provider,
             may_forget=is_fake,
         )
@@ -64,14 +64,14 @@ def serve(flags: ProviderFlags, open_substrate: "OpenSubstrate", *, name: str, m
     """
     # gRPC's core prints a line of its own for a port in use; ours says what to do.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from bigfleet.cli.provider.process import serve_place
+    from bigfleet.cli.provider.process import serve_process
     from bigfleet.cli.runtime.system import configure_logging, run_loop
 
     if flags.use_fake_backend:
         open_substrate, may_forget = _open_fake, True
-    place, options = flags.place(name=name, may_forget=may_forget), flags.options()
+    process, options = flags.process(name=name, may_forget=may_forget), flags.options()
     configure_logging("provider", flags.log_level)
-    code = run_loop(lambda: serve_place(place, options, open_substrate))
+    code = run_loop(lambda: serve_process(process, options, open_substrate))
     _leave_threads(code)
     raise typer.Exit(code)
 
@@ -91,15 +91,15 @@ def _leave_threads(code: int) -> None:
                 os._exit(code)
 
 
-def _open_fake(place: "ProviderPlace") -> "Substrate":
+def _open_fake(process: "ProviderProcessSettings") -> "Substrate":
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.provider.backends.fake import FakeBackend
 
-    backend = FakeBackend(0 if place.offerings_path is not None else place.seed_count or FAKE_SEED_COUNT)
+    backend = FakeBackend(0 if process.offerings_path is not None else process.seed_count or FAKE_SEED_COUNT)
 
     def take_slots(slots: "Iterable[Slot]") -> None:
         # It shows the hosts of slots that it knows.
-        if place.offerings_path is not None:
+        if process.offerings_path is not None:
             backend.slots = list(slots)
 
     return Substrate(

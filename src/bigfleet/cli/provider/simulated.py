@@ -6,7 +6,7 @@ docs/spec/provider.md §21. This module does not decide anything.
 from dataclasses import dataclass
 from pathlib import Path
 
-from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 from bigfleet.cli.provider.substrate import Substrate
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.system import SystemClock
@@ -30,22 +30,22 @@ class SimulatedWorld:
     is_calm: bool
 
 
-def open_simulated(place: ProviderPlace, simulation: SimulatedWorld) -> Substrate:
+def open_simulated(process: ProviderProcessSettings, simulation: SimulatedWorld) -> Substrate:
     """Return the backend over the cloud. Raises UsageFault for a wrong file, StartRefused for a damaged cloud."""
-    assert place.state_path is not None, "the simulated cloud outlives its provider, so both keep a file"
-    world, offers = _read_world(place, simulation)
+    assert process.state_path is not None, "the simulated cloud outlives its provider, so both keep a file"
+    world, offers = _read_world(process, simulation)
     clock = SystemClock()
     cloud = SimulatedCloud(
         world=world,
         offers=offers,
         draws=KeyedDraws(simulation.seed),
         # Locked by the state file's lock.
-        book=SqliteHostBook(place.state_path.with_name(place.state_path.name + ".cloud")),
+        book=SqliteHostBook(process.state_path.with_name(process.state_path.name + ".cloud")),
         clock=clock,
         time_scale=simulation.time_scale,
         is_calm=simulation.is_calm,
     )
-    backend = SimulatedBackend(cloud, provider=place.provider, clock=clock)
+    backend = SimulatedBackend(cloud, provider=process.provider, clock=clock)
     return Substrate(
         backend=backend,
         readiness=SimulatedReadiness(cloud, time_scale=simulation.time_scale),
@@ -55,16 +55,18 @@ def open_simulated(place: ProviderPlace, simulation: SimulatedWorld) -> Substrat
     )
 
 
-def _read_world(place: ProviderPlace, simulation: SimulatedWorld) -> tuple[CloudWorld, list[SimulatedOffer]]:
+def _read_world(
+    process: ProviderProcessSettings, simulation: SimulatedWorld
+) -> tuple[CloudWorld, list[SimulatedOffer]]:
     try:
         catalogue = load_catalogue(simulation.catalogue_path)
     except CatalogueFault as fault:
         raise UsageFault(f"--catalog {fault}") from fault
     try:
         world = load_world(simulation.world_path)
-        if place.seed_count is not None:
-            return world, build_seed_fleet(place.seed_count, place.provider)
-        return world, build_fleet(world, catalogue, place.provider)
+        if process.seed_count is not None:
+            return world, build_seed_fleet(process.seed_count, process.provider)
+        return world, build_fleet(world, catalogue, process.provider)
     except WorldFault as fault:
         file = "" if str(fault).startswith(str(simulation.world_path)) else f"{simulation.world_path}: "
         raise UsageFault(f"--world {file}{fault}") from fault

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 
-from bigfleet.cli.provider.serving import ProviderPlace
+from bigfleet.cli.provider.process_settings import ProviderProcessSettings
 from bigfleet.provider.backend import Backend, ConfigureWaits, Ready, Slot
 
 
@@ -39,7 +39,7 @@ class Substrate:
 
     backend: Backend
     readiness: Ready | ConfigureWaits
-    #: Its own fleet is as large as `ProviderPlace.seed_count` asks for; for others the kit offers that many slots.
+    #: Its own fleet has `ProviderProcessSettings.seed_count` machines; for others the kit offers that many slots.
     seeds_itself: bool = False
     #: Hears which slots --offerings offers, at the start and whenever that changes.
     take_offers: Callable[[Iterable[Slot]], None] = _no_slots
@@ -55,5 +55,5 @@ class Substrate:
     export: Callable[[CollectorRegistry], None] = _no_metrics
 
 
-#: Opens the substrate of a place. Raises UsageFault for a wrong file or flag, StartRefused for a state of its own.
-OpenSubstrate = Callable[[ProviderPlace], Substrate]
+#: Opens the substrate of a process. Raises UsageFault for a wrong file or flag, StartRefused for a state of its own.
+OpenSubstrate = Callable[[ProviderProcessSettings], Substrate]

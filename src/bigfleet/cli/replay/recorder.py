@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 import bigfleet
 from bigfleet.cli.runtime.failures import RunFault
-from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.model.clock import Clock
 from bigfleet.model.compute import Compute
 from bigfleet.recording.file import RecordingFault, RecordingFile
@@ -23,7 +23,7 @@ from bigfleet.shard.ports import ShardSettings
 
 @asynccontextmanager
 async def open_recorder(
-    place: ShardPlace,
+    process: ShardProcessSettings,
     epoch: int,
     settings: ShardSettings,
     clock: Clock,
@@ -34,19 +34,19 @@ async def open_recorder(
 
     Raises RunFault for a wrong file.
     """
-    path = place.record
+    path = process.record
     if path is None:
         yield None
         return
     try:
         # What an earlier process wrote is looked through, which takes a second for a full file.
-        file = await compute(lambda: RecordingFile(path, size_bytes_max=place.record_bytes_max))
+        file = await compute(lambda: RecordingFile(path, size_bytes_max=process.record_bytes_max))
     except RecordingFault as fault:
         raise RunFault(f"--record {fault}") from fault
     head = RecordingHead(
         format=FORMAT,
         bigfleet=bigfleet.installed_version(),
-        shard_id=place.shard_id,
+        shard_id=process.shard_id,
         epoch=epoch,
         verify_every_cycles=settings.engine_verify_every_cycles,
         started_unix_nanos=clock.unix_nanos(),

@@ -41,7 +41,7 @@ from bigfleet.model.ids import ShardId, identifier_fault
 from bigfleet.model.ownership import Base
 
 if TYPE_CHECKING:
-    from bigfleet.cli.shard.place import ShardPlace
+    from bigfleet.cli.shard.process_settings import ShardProcessSettings
     from bigfleet.exchange.values import ExchangeMode
     from bigfleet.shard.cluster_policy import PolicyFile
     from bigfleet.shard.ports import ShardSettings
@@ -451,14 +451,14 @@ class ShardFlags:
         names = [] if self.coordinator_addr is None else self.coordinator_addr.split(",")
         return tuple(dict.fromkeys(check_dialable(name, "--coordinator-addr") for name in names))
 
-    def place(self) -> "ShardPlace":
+    def process(self) -> "ShardProcessSettings":
         """Return the identity, directory and addresses of the shard. Raises UsageFault naming the flag."""
-        from bigfleet.cli.shard.place import ShardPlace
+        from bigfleet.cli.shard.process_settings import ShardProcessSettings
         from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
         from bigfleet.rpc.servers.session import FRAME_BYTES_MAX, HELLO_BYTES_MAX
 
         tls = read_tls(self.tls_cert, self.tls_key, self.tls_ca, bearer=PeerIdentity(PeerRole.SHARD, self.id))
-        return ShardPlace(
+        return ShardProcessSettings(
             shard_id=ShardId(self.id),
             coordinators=self._coordinators(),
             advertised_address=self.advertise_addr and check_dialable(self.advertise_addr, "--advertise-addr"),
@@ -520,10 +520,10 @@ def shard(**given: Any) -> None:
         flags.context.obj = flags.data_dir
         return
     flags.check()
-    settings, place = flags.settings(), flags.place()
+    settings, process = flags.settings(), flags.process()
     configure_logging("shard", flags.log_level)
     # All files are closed by then. A thread that still runs loads kernels or computes a decision that is discarded.
-    raise typer.Exit(run_loop(lambda: serve_shard(place, settings), threads_seconds_max=THREADS_SECONDS_MAX))
+    raise typer.Exit(run_loop(lambda: serve_shard(process, settings), threads_seconds_max=THREADS_SECONDS_MAX))
 
 
 @app.command(cls=SwitchCommand)

@@ -8,7 +8,7 @@ import socket
 
 from bigfleet.cli.flags.values import address_text
 from bigfleet.cli.runtime.system import SystemClock
-from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.link.client import Client
 from bigfleet.link.inbox import Inbox
 from bigfleet.link.report_conversion import pools_of
@@ -21,29 +21,29 @@ from bigfleet.shard.ports import ShardSettings
 
 
 def make_reporter(
-    place: ShardPlace, shard: Shard, settings: ShardSettings, clock: SystemClock, *, port: int
+    process: ShardProcessSettings, shard: Shard, settings: ShardSettings, clock: SystemClock, *, port: int
 ) -> CoordinatorLink | None:
     """Return the link of a shard that listens on a port, not running yet; None without a coordinator."""
-    if not place.coordinators:
+    if not process.coordinators:
         return None
     ownership = shard.ownership
     assert ownership is not None, "a shard that listens to a coordinator has a state file"
-    assert place.provider_address is not None, "a shard of fake machines has no coordinator"
+    assert process.provider_address is not None, "a shard of fake machines has no coordinator"
     counts = LinkCounts(shard.metrics, clock)
     return CoordinatorLink(
-        shard_id=place.shard_id,
+        shard_id=process.shard_id,
         epoch=shard.epoch,
-        advertised_address=place.advertised_address or _own_address(place, port),
+        advertised_address=process.advertised_address or _own_address(process, port),
         interval_seconds=settings.report_interval_seconds,
-        source=ShardReportSource(shard, ownership.file, provider_address=address_text(*place.provider_address)),
+        source=ShardReportSource(shard, ownership.file, provider_address=address_text(*process.provider_address)),
         inbox=Inbox(ownership.handover, accepted_term=ownership.file.accepted_term, on_answer=counts.answered),
-        client=Client(place.coordinators, GrpcCoordinator(tls=place.tls), clock, on_redirect=counts.redirected),
+        client=Client(process.coordinators, GrpcCoordinator(tls=process.tls), clock, on_redirect=counts.redirected),
         clock=clock,
         on_report=counts.reported,
         on_sold_out=lambda pools: shard.stockouts.others_report(pools_of(pools)),
     )
 
 
-def _own_address(place: ShardPlace, port: int) -> str:
-    host = place.listen_address[0]
+def _own_address(process: ShardProcessSettings, port: int) -> str:
+    host = process.listen_address[0]
     return address_text(host if is_loopback(host) else socket.gethostname(), port)

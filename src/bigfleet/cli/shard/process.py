@@ -35,7 +35,7 @@ from bigfleet.cli.runtime.system import (
 )
 from bigfleet.cli.shard.engines import ShardEngines
 from bigfleet.cli.shard.link import make_reporter
-from bigfleet.cli.shard.place import ShardPlace
+from bigfleet.cli.shard.process_settings import ShardProcessSettings
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.link.reporter import CoordinatorLink
 from bigfleet.model.clock import Clock
@@ -81,21 +81,21 @@ def compute_in_turns(clock: Clock) -> Compute:
     return compute
 
 
-async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: EngineMaker | None = None) -> int:
+async def serve_shard(
+    process: ShardProcessSettings, settings: ShardSettings, engine_maker: EngineMaker | None = None
+) -> int:
     """Run the shard until a signal stops it; return the exit code. Raises RunFault when it cannot start.
 
     Its engine comes from `engine_maker`, or from `ShardEngines`.
     """
     clock, notifier = SystemClock(), ServiceNotifier.from_environment(os.environ, os.getpid())
     interpreter.settle()
-    registry = process_registry()
+    registry, shard_id = process_registry(), process.shard_id
     async with AsyncExitStack() as stack:
-        stack.enter_context(ended_by_signals(lambda: _log.info("shard.stopped", shard=place.shard_id, during="start")))
-        state_file = _open_state(place, clock, stack)
-        audit_file = _open_audit(place)
-        if audit_file is not None:
-            stack.callback(audit_file.close)
-        host, port = place.provider_address or await _serve_fake(place, clock, stack)
+        stack.enter_context(ended_by_signals(lambda: _log.info("shard.stopped", shard=shard_id, during="start")))
+        state_file = _open_state(process, clock, stack)
+        audit_file = _open_audit(process, stack)
+        host, port = process.provider_address or await _serve_fake(process, clock, stack)
         provider = GrpcProvider(
             address_text(host, port),
             deadlines=ProviderDeadlines(
@@ -103,14 +103,14 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             ),
             clock=clock,
             on_call=lambda method, code, seconds: shard.metrics.provider_rpc.labels(method, code).observe(seconds),
-            tls=place.tls if place.provider_address else None,  # what is in this process needs no certificate
+            tls=process.tls if process.provider_address else None,  # what is in this process needs no certificate
         )
         stack.push_async_callback(provider.close)
         engines = ShardEngines(registry)
         stack.callback(engines.close)
-        workers = stack.enter_context(ProcessPlanWorkers(place.plan_workers)) if place.plan_workers else None
+        workers = stack.enter_context(ProcessPlanWorkers(process.plan_workers)) if process.plan_workers else None
         shard = Shard(
-            shard_id=place.shard_id,
+            shard_id=shard_id,
             epoch=state_file.epoch,
             settings=settings,
             provider=provider,
@@ -127,28 +127,28 @@ async def serve_shard(place: ShardPlace, settings: ShardSettings, engine_maker: 
             on_inventory=_inventory_is_there,
             on_rollup=planners_started(workers),
         )
-        recording = open_recorder(place, state_file.epoch, settings, clock, registry, compute_in_thread)
+        recording = open_recorder(process, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
-        await stack.enter_async_context(_files_maintained(place.cluster_policy, audit_file, clock, shard, notifier))
+        await stack.enter_async_context(_files_maintained(process.cluster_policy, audit_file, clock, shard, notifier))
         watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
         exchanges = ExchangeProposals(
-            shard=shard, mode=place.exchange, clock=clock, compute=compute_in_thread, workers=workers
+            shard=shard, mode=process.exchange, clock=clock, compute=compute_in_thread, workers=workers
         )
-        server = _grpc_server(shard, exchanges, clock, registry, place)
+        server = _grpc_server(shard, exchanges, clock, registry, process)
         try:
-            shard.metrics.insecure.set(server.is_insecure_at(place.listen_address[0]))
-            bound = await server.start(*place.listen_address)
+            shard.metrics.insecure.set(server.is_insecure_at(process.listen_address[0]))
+            bound = await server.start(*process.listen_address)
         except ListenFault as fault:
             raise RunFault(f"--listen: {fault}") from fault
         readiness = partial(_readiness, shard, engines, watch)
-        await stack.enter_async_context(serve_http(place.metrics_address, registry, readiness))
+        await stack.enter_async_context(serve_http(process.metrics_address, registry, readiness))
         await stack.enter_async_context(notifier.reporting(readiness, stop))
-        _log.info("shard.started", shard=place.shard_id, epoch=state_file.epoch, port=bound)
-        reporter = make_reporter(place, shard, settings, clock, port=bound)
+        _log.info("shard.started", shard=shard_id, epoch=state_file.epoch, port=bound)
+        reporter = make_reporter(process, shard, settings, clock, port=bound)
         await _run_until(stop, shard, exchanges, server, clock, reporter)
-    _log.info("shard.stopped", shard=place.shard_id)
+    _log.info("shard.stopped", shard=shard_id)
     return 0
 
 
@@ -178,33 +178,37 @@ def _readiness(shard: Shard, engines: ShardEngines, watch: StateWatch) -> str:
     return watch.fault or engines.why_waiting or ("" if shard.is_ready else NOT_READY)
 
 
-async def _serve_fake(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:
+async def _serve_fake(process: ShardProcessSettings, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:
     """Serve fake machines until the stack ends, after their callers; return the address."""
     # A shard with a real provider loads nothing of the kit.
     from bigfleet.cli.shard.fake import serving_fake
 
-    assert place.fake_slots is not None, "a shard has a provider"
+    assert process.fake_slots is not None, "a shard has a provider"
     try:
-        return await stack.enter_async_context(serving_fake(place.fake_slots, clock))
+        return await stack.enter_async_context(serving_fake(process.fake_slots, clock))
     except ListenFault as fault:
         raise RunFault(f"--fake-provider: {fault}") from fault
 
 
-def _open_state(place: ShardPlace, clock: SystemClock, stack: AsyncExitStack) -> StateFile:
+def _open_state(process: ShardProcessSettings, clock: SystemClock, stack: AsyncExitStack) -> StateFile:
     try:
-        opened = StateFile.open(place.data_dir, shard_id=place.shard_id, clock=clock, new_file_owns=place.new_file_owns)
+        opened = StateFile.open(
+            process.data_dir, shard_id=process.shard_id, clock=clock, new_file_owns=process.new_file_owns
+        )
         return stack.enter_context(opened)
     except StateFileFault as fault:
         raise RunFault(str(fault)) from fault
 
 
-def _open_audit(place: ShardPlace) -> AuditFile | None:
-    if place.audit_log is None:
+def _open_audit(process: ShardProcessSettings, stack: AsyncExitStack) -> AuditFile | None:
+    if process.audit_log is None:
         return None
     try:
-        return AuditFile(place.audit_log, size_bytes_max=place.audit_log_bytes_max)
+        audit_file = AuditFile(process.audit_log, size_bytes_max=process.audit_log_bytes_max)
     except AuditFileFault as fault:
         raise RunFault(f"--audit-log {fault}") from fault
+    stack.callback(audit_file.close)
+    return audit_file
 
 
 @asynccontextmanager
@@ -260,13 +264,17 @@ async def _policies_followed(
 
 
 def _grpc_server(
-    shard: Shard, exchanges: ExchangeProposals, clock: SystemClock, registry: CollectorRegistry, place: ShardPlace
+    shard: Shard,
+    exchanges: ExchangeProposals,
+    clock: SystemClock,
+    registry: CollectorRegistry,
+    process: ShardProcessSettings,
 ) -> GrpcServer:
     answered = (shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME)
     gate = Gate(registry, "bigfleet_shard", services=answered)
-    if place.tls is not None:
-        export_expiry(place.tls, registry, "bigfleet_shard")
-    sessions = session_server.SessionServicer(shard, gate, hello_bytes_max=place.hello_bytes_max)
+    if process.tls is not None:
+        export_expiry(process.tls, registry, "bigfleet_shard")
+    sessions = session_server.SessionServicer(shard, gate, hello_bytes_max=process.hello_bytes_max)
 
     def register(server: aio.Server) -> None:
         session_server.add_to_server(sessions, server)
@@ -275,7 +283,7 @@ def _grpc_server(
 
     services = (session_server.SERVICE_NAME, *answered)
     return GrpcServer(
-        services=services, register=register, receive_bytes_max=place.frame_bytes_max, tls=place.tls, gate=gate
+        services=services, register=register, receive_bytes_max=process.frame_bytes_max, tls=process.tls, gate=gate
     )
 
 

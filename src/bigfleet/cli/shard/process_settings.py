@@ -15,7 +15,7 @@ from bigfleet.shard.cluster_policy import PolicyFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardPlace:
+class ShardProcessSettings:
     """The identity of the shard, its state directory, the addresses it dials and those it listens on."""
 
     shard_id: ShardId

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderPlace:
-    """Where a provider runs."""
+class ProviderProcessSettings:
+    """One provider process: where it listens, which state file it has, how it admits callers."""
 
     address: tuple[str, int]
     metrics_address: tuple[str, int] | None

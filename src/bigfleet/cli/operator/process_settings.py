@@ -9,7 +9,7 @@ from bigfleet.rpc.security.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorPlace:
+class OperatorProcessSettings:
     """One operator process: which cluster, which shard, how it reaches both."""
 
     cluster: ClusterId

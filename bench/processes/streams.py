@@ -367,9 +367,9 @@ async def run_streams(port: int, first: int, clusters: int) -> int:
     gc.collect()
     gc.freeze()
     tasks = []
-    for process, stream in enumerate(streams):
+    for index, stream in enumerate(streams):
         tasks.append(asyncio.create_task(stream.listen()))
-        tasks.append(asyncio.create_task(stream.report(process * INTERVAL_SECONDS / clusters)))
+        tasks.append(asyncio.create_task(stream.report(index * INTERVAL_SECONDS / clusters)))
     say(streams=len(streams))
     began_cpu_seconds = 0.0
     while word := await next_command():

@@ -36,7 +36,7 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
     # numpy's OpenBLAS starts a thread for each core when it is imported, and they spin before they sleep: 0.1 s of
     # processor time on two cores. No command multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Imports leave no garbage, and the collector takes a tenth of a start. Servers set it once they serve.
+    # Imports leave no garbage, and the collector takes a tenth of a start. Servers switch it off once they serve.
     gc.set_threshold(COLLECTOR_OBJECTS_AT_START, *COLLECTOR_THRESHOLDS[1:])
     # A crash below Python leaves where each thread stood; sys.stderr may be no file when somebody calls this.
     if sys.__stderr__ is not None:

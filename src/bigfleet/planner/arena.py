@@ -6,13 +6,14 @@ share that is free (least-allocated) or used (most-allocated) after the placemen
 whole points. Ties are broken by a hash of less than one point, as kube-scheduler breaks them by chance.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bigfleet.planner.hashing import queue_ranks
+from bigfleet.planner.hashing import ranks_of_orders
 
 Int = NDArray[np.int64]
 Bool = NDArray[np.bool_]
@@ -23,6 +24,8 @@ POINT: Final = 1 << 20
 NEVER: Final = 1 << 30
 #: Tie-breaks of a machine repeat after so many steps.
 TIES: Final = 4096
+#: Places of pods in queues that are sorted together: 8 MiB for each array of them.
+_RANKS_AT_ONCE: Final = 1 << 20
 
 #: A fleet: columns with their counts, ascending by column, counts above 0.
 Fleet = tuple[tuple[int, int], ...]
@@ -41,7 +44,13 @@ class Arena:
     #: Place of each part in the queue, ascending, (P).
     tier: Int
 
-    def queue(self, order: int) -> Int:
-        """Return the part of each pod in one order of the queue."""
+    def queues(self, orders: Sequence[int]) -> list[Int]:
+        """Return the part of each pod in each of the orders of the queue."""
         parts = np.repeat(np.arange(len(self.count)), self.count)
-        return parts[np.lexsort((queue_ranks(len(parts), order), self.tier[parts]))]
+        tier = self.tier[parts]
+        at_once = max(1, _RANKS_AT_ONCE // max(1, len(parts)))
+        found: list[Int] = []
+        for first in range(0, len(orders), at_once):
+            ranks = ranks_of_orders(len(parts), orders[first : first + at_once])
+            found += list(parts[np.lexsort((ranks, np.broadcast_to(tier, ranks.shape)))])
+        return found

@@ -61,7 +61,10 @@ class FleetMoves:
             found,
         )
         some = found[:number]
-        different = {some[n].tobytes(): int(n) for n in np.argsort(some @ core.cost, kind="stable")[::-1]}
+        # Of equal fleets the one that stands first is left; the keys are the rows' bytes, all made by one call.
+        dearest_first = np.argsort(some @ core.cost, kind="stable")[::-1]
+        keys = some[dearest_first].view(np.dtype((np.void, before.nbytes))).ravel().tolist()
+        different = dict(zip(keys, dearest_first.tolist(), strict=True))
         different.pop(before.tobytes(), None)
         chosen = probed(list(different.values())[::-1], most)
         return [_fleet(some[n]) for n in chosen]

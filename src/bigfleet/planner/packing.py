@@ -49,7 +49,8 @@ class FirstFit:
         self.prices = np.where(core.may_claim, np.minimum(core.cost, _PRICE_MAX)[None, :], 0).max(axis=1, initial=1)
         #: The same for the core as the scheduler sees it; None where that is no difference.
         self.scheduler = None if core.as_scheduled is None else FirstFit(core.as_scheduled)
-        self._ranks: dict[tuple[int, ...], tuple[tuple[list[int], Int], ...]] = {}
+        self._ranks: dict[tuple[int, ...], tuple[list[int], ...]] = {}
+        self._last_ranks: tuple[Fleet, tuple[list[int], ...]] | None = None
         self._supplies = [tuple(each) for each in core.supply.tolist()]
         self._orders: dict[tuple[Fleet, int], list[int]] = {}
         self._last: tuple[Fleet, PartSizes] | None = None
@@ -126,26 +127,24 @@ class FirstFit:
         assert found is not None, "there is at least one order"
         return found[1]
 
-    def _rank(self, fleet: Fleet, number: int) -> tuple[list[int], Int]:
-        """Return the place of each column by size, and the columns by size, in the direction of a number.
+    def ranks(self, fleet: Fleet, number: int) -> list[int]:
+        """Return the place of each column by size, as suits a fleet, in the direction of a number.
 
         Ascending for numbers with bit 1, descending for the others. Size is the sum over the dimensions of the supply
-        relative to the largest machine of the fleet.
+        relative to the largest machine of the fleet. Many numbers are asked for one fleet in a row.
         """
-        largest = tuple(map(max, zip(*(self._supplies[c] for c, _ in fleet), strict=True)))
-        if largest not in self._ranks:
-            sizes = fractions(self._core.supply, np.array(largest, np.int64)).sum(axis=1)
-            orders = (np.argsort(-sizes, kind="stable"), np.argsort(sizes, kind="stable"))
-            self._ranks[largest] = tuple((np.argsort(each, kind="stable").tolist(), each) for each in orders)
-        return self._ranks[largest][(number & 2) // 2]
-
-    def ranks(self, fleet: Fleet, number: int) -> list[int]:
-        """Return the place of each column by size, as suits a fleet, in the direction of a number."""
-        return self._rank(fleet, number)[0]
+        if self._last_ranks is None or self._last_ranks[0] != fleet:
+            largest = tuple(map(max, zip(*(self._supplies[c] for c, _ in fleet), strict=True)))
+            if largest not in self._ranks:
+                sizes = fractions(self._core.supply, np.array(largest, np.int64)).sum(axis=1)
+                orders = (np.argsort(-sizes, kind="stable"), np.argsort(sizes, kind="stable"))
+                self._ranks[largest] = tuple(np.argsort(each, kind="stable").tolist() for each in orders)
+            self._last_ranks = fleet, self._ranks[largest]
+        return self._last_ranks[1][(number & 2) // 2]
 
     def _sorted(self, fleet: Fleet, number: int) -> list[tuple[int, int]]:
         """Return a fleet's columns with counts in the direction of a number."""
-        rank, _ = self._rank(fleet, number)
+        rank = self.ranks(fleet, number)
         if number in CAREFUL:
             return sorted(fleet, key=lambda each: (int(self._core.risk[each[0]]), rank[each[0]]))
         return sorted(fleet, key=lambda each: rank[each[0]])

@@ -16,6 +16,8 @@ LOST_WEIGHT: Final = 3
 #: A column with stock for this part of the pods can be bought to complete a fleet.
 _COMPLETING: Final = 8
 _COST_MAX: Final = 1 << 42
+#: Queues that are remembered; a call that needs more has all of its own.
+_QUEUES_KNOWN: Final = 64
 
 
 class Valuation:
@@ -45,7 +47,7 @@ class Valuation:
         """Return the value of each fleet, and its protected pods lost on average, in thousandths."""
         if not fleets:
             return [], []
-        lost = self._core.kernels.simulate(self._core, fleets, [self._queue(order) for order in orders])
+        lost = self._core.kernels.simulate(self._core, fleets, self._queues_of(orders))
         self.steps += len(fleets) * len(orders) * int(self._core.count.sum())
         completing = lost @ self._unit + (np.minimum(lost, 1) * self._first).max(axis=2, initial=0)
         millipods = (lost * self._is_protected).sum(axis=(1, 2)) * 1000 // len(orders)
@@ -55,9 +57,10 @@ class Valuation:
         values = [self._core.price(fleet) + int(more) for fleet, more in zip(fleets, extra, strict=True)]
         return values, [int(each) for each in millipods]
 
-    def _queue(self, order: int) -> Int:
-        if order not in self._queues:
-            if len(self._queues) > 64:
+    def _queues_of(self, orders: Sequence[int]) -> list[Int]:
+        if missing := [order for order in orders if order not in self._queues]:
+            if len(self._queues) + len(missing) > _QUEUES_KNOWN:
                 self._queues.clear()
-            self._queues[order] = self._core.arena.queue(order)
-        return self._queues[order]
+                missing = list(orders)
+            self._queues.update(zip(missing, self._core.arena.queues(missing), strict=True))
+        return [self._queues[order] for order in orders]

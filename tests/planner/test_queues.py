@@ -1,4 +1,4 @@
-"""The queues of several orders are made at once, and each is what it is when it is made alone."""
+"""Queues are sorted by tier and hash, and do not depend on which of them one call computes."""
 
 import numpy as np
 import pytest
@@ -34,8 +34,8 @@ def test_a_queue_is_sorted_by_tier_and_then_by_the_hash_of_its_order(
 
 
 @pytest.mark.parametrize("at_once", [1, 30, 70])
-def test_a_queue_does_not_depend_on_how_many_are_made_at_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Queues of many pods are made in turn, so that they take no memory beyond their own."""
+def test_a_queue_does_not_depend_on_how_many_one_call_sorts(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large queues are sorted a few at a time, which bounds the memory."""
     large = arena_of([7, 3, 20], [1, 0, 1])
     wanted = [queue.tolist() for queue in large.queues(range(10))]
     monkeypatch.setattr(arena, "_RANKS_AT_ONCE", at_once)

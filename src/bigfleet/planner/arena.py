@@ -24,7 +24,7 @@ POINT: Final = 1 << 20
 NEVER: Final = 1 << 30
 #: Tie-breaks of a machine repeat after so many steps.
 TIES: Final = 4096
-#: Places of pods in queues that are sorted together: 8 MiB for each array of them.
+#: Pods × orders that are sorted by one call; each array of the call then takes 8 MiB.
 _RANKS_AT_ONCE: Final = 1 << 20
 
 #: A fleet: columns with their counts, ascending by column, counts above 0.

@@ -61,7 +61,7 @@ class FleetMoves:
             found,
         )
         some = found[:number]
-        # Of equal fleets the one that stands first is left; the keys are the rows' bytes, all made by one call.
+        # The keys are the bytes of the rows, read by one call. Of equal fleets the first proposed one stays.
         dearest_first = np.argsort(some @ core.cost, kind="stable")[::-1]
         keys = some[dearest_first].view(np.dtype((np.void, before.nbytes))).ravel().tolist()
         different = dict(zip(keys, dearest_first.tolist(), strict=True))

@@ -16,7 +16,7 @@ LOST_WEIGHT: Final = 3
 #: A column with stock for this part of the pods can be bought to complete a fleet.
 _COMPLETING: Final = 8
 _COST_MAX: Final = 1 << 42
-#: Queues that are remembered; a call that needs more has all of its own.
+#: Queues that are cached; all are dropped before there would be more, unless one call needs more.
 _QUEUES_KNOWN: Final = 64
 
 

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import ActionKind, Options
 from bigfleet.engine.shapes.decide import decide
@@ -14,6 +17,7 @@ from bigfleet.model.profile import Profile, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
+from tests.engine.proof import in_proportion
 from tests.engine.shapes.claims_checker import violations
 
 GIB = 2**30 * 1000
@@ -72,6 +76,38 @@ def test_a_decision_acquires_its_target_and_nothing_else() -> None:
     assert {key: taken.count(key) for key in set(taken)} == dict(targets["c"].counts)
     assert all(row.satisfied for row in decision.rows)
     assert violations(machines, demand, OPTIONS, decision) == []
+
+
+def test_rows_of_one_key_get_what_is_planned_for_each() -> None:
+    """Rows of one profile and group are several rows: a decision acquires the target and nothing else."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)] + [offer(f"r{n:02}", 8, 64, 0.5) for n in range(20)]
+    demand = [need("c", pods(1000, 2, 30)), need("c", pods(500, 4, 20), pods(2000, 3, 5)), need("c", pods(250, 8, 9))]
+    assert len({each.key for each in demand}) == 1
+    targets = targets_of(Snapshot.of(machines), demand, OPTIONS)
+
+    decision = decide(Snapshot.of(machines), demand, replace(OPTIONS, targets=targets))
+
+    by_id = {machine.id: machine for machine in machines}
+    taken = [class_key(by_id[a.machine_id]) for a in decision.actions if a.kind is ActionKind.PROVISION]
+    assert {key: taken.count(key) for key in set(taken)} == dict(targets["c"].counts)
+    assert all(row.satisfied for row in decision.rows)
+    assert violations(machines, demand, OPTIONS, decision) == []
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 16), st.integers(1, 8), st.integers(1, 6)), max_size=3), max_size=4))
+@settings(max_examples=in_proportion(60))
+def test_rows_of_one_key_are_decided_as_rows_of_different_groups(rows: list[list[tuple[int, int, int]]]) -> None:
+    """A group that only tells rows apart changes no action."""
+    machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)] + [offer(f"s{n:02}", 4, 32, 0.25) for n in range(20)]
+    demand = [need("c", *(pods(250 * cpu, gib, count) for cpu, gib, count in shapes)) for shapes in rows]
+    apart = [replace(each, group=f"g{place}") for place, each in enumerate(demand)]
+
+    first, second = (
+        decide(Snapshot.of(machines), each, replace(OPTIONS, targets=targets_of(Snapshot.of(machines), each, OPTIONS)))
+        for each in (demand, apart)
+    )
+
+    assert [(a.kind, a.machine_id) for a in first.actions] == [(a.kind, a.machine_id) for a in second.actions]
 
 
 def test_a_fleet_that_equals_its_target_stays() -> None:

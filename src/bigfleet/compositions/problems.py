@@ -13,6 +13,7 @@ from typing import Final
 
 from bigfleet.engine.shapes.choice import RELEASABLE, is_paid_for
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.following import groups_by_name
 from bigfleet.engine.shapes.state import UNLIMITED, ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim, class_key
 from bigfleet.model.ids import MachineId
@@ -207,14 +208,15 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
         key = asked.kinds[n].key
         first[n] = counts[key]
         counts[key] += retained.get(n, 0) + added.get(n, 0)
+    named = groups_by_name(asked.groups[0].row.cluster) if asked.groups else {}
+    names = {group: name for name, group in named.items()}
     claims = tuple(
         TargetClaim(
-            machine_class=asked.kinds[claim.machine_class].key,
-            first=first[claim.machine_class] + claim.first,
-            machines=claim.machines,
-            row=asked.groups[claim.shape].row.need.key,
-            shape=asked.groups[claim.shape].index,
-            count=claim.count,
+            asked.kinds[claim.machine_class].key,
+            first[claim.machine_class] + claim.first,
+            claim.machines,
+            *names[asked.groups[claim.shape]],
+            claim.count,
         )
         for claim in answer.claims
     )

@@ -62,7 +62,8 @@ class TargetClaim:
     machine_class: ClassKey
     first: int
     machines: int
-    #: (cluster, fingerprint, group) of the row, and the place in its shapes.
+    #: (cluster, fingerprint, group) of the row, and the place among the shapes of the cluster's rows of this key, in
+    #: list order.
     row: RowKey
     shape: int
     #: Pods on each of the machines.

@@ -13,6 +13,7 @@ from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.shapes.hosting import capacity, keeps_spread, may_host, place, place_more, trim_spread
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey
+from bigfleet.model.need import RowKey
 
 MachineNumber = tuple[ClassKey, int]
 Planned = dict[MachineNumber, list[tuple[PodGroup, int]]]
@@ -23,9 +24,7 @@ def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
     target = fleet.options.targets.get(cluster.id)
     if target is None:
         return
-    groups = {
-        (row.need.key, group.index): group for row in cluster.rows for group in row.groups if not group.is_waiting
-    }
+    groups = groups_by_name(cluster)
     planned_on: Planned = {}
     for claim in target.claims:
         group = groups.get((claim.row, claim.shape))
@@ -42,6 +41,21 @@ def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
         key = fleet.class_of(host)
         cluster.numbered[(key, sizes[key])] = host
         sizes[key] += 1
+
+
+def groups_by_name(cluster: ClusterState) -> dict[tuple[RowKey, int], PodGroup]:
+    """Return the cluster's pods by what a target calls them, waiting ones apart.
+
+    That is the key of the row, and the place among the shapes of all rows of the cluster with this key, in list order:
+    several rows may have one key.
+    """
+    before: Counter[RowKey] = Counter()
+    found = {}
+    for row in cluster.rows:
+        key = row.need.key
+        found.update({(key, before[key] + group.index): group for group in row.groups if not group.is_waiting})
+        before[key] += len(row.need.shapes)
+    return found
 
 
 def _by_precedence(planned_on: Planned) -> Planned:

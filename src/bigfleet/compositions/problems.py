@@ -208,26 +208,33 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
         key = asked.kinds[n].key
         first[n] = counts[key]
         counts[key] += retained.get(n, 0) + added.get(n, 0)
-    named = groups_by_name(asked.groups[0].row.cluster) if asked.groups else {}
-    names = {group: name for name, group in named.items()}
+    known = groups_by_name(asked.groups[0].row.cluster) if asked.groups else {}
+    named = {group: name for name, group in known.items()}
     claims = tuple(
         TargetClaim(
             asked.kinds[claim.machine_class].key,
             first[claim.machine_class] + claim.first,
             claim.machines,
-            *names[asked.groups[claim.shape]],
+            *named[asked.groups[claim.shape]],
             claim.count,
         )
         for claim in answer.claims
     )
     runner_up = answer.runner_up
+    names = {of.key: _name(kind.example) for kind, of in zip(asked.kinds, asked.problem.classes, strict=True)}
     return Target(
         counts={key: count for key, count in counts.items() if count},
         claims=claims,
-        runner_up="" if runner_up is None else runner_up.leader,
+        runner_up="" if runner_up is None else names[runner_up.leader],
         runner_up_costs_more_usd_per_hour=None if runner_up is None else runner_up.costs_more / NANO,
         limited_pools=answer.limited_pools,
     )
+
+
+def _name(machine: Machine) -> str:
+    """Return what people call a class of machines."""
+    kind = f"{machine.instance_type or 'machines'} {machine.capacity_type.label}"
+    return f"{kind} in {machine.zone}" if machine.zone else kind
 
 
 def without_offers(asked: ClusterProblem, empty: Counter[ClassKey]) -> ClusterProblem:

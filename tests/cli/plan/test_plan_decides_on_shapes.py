@@ -336,3 +336,28 @@ def test_what_is_no_share_is_refused(files: Files, share: str) -> None:
 
     assert isinstance(result.exception, UsageFault)
     assert f"--spot-pool-max: {share!r} is not a share; write a share from 0% to 100%, as 50%" in str(result.exception)
+
+
+def test_rows_of_one_profile_are_explained_apart(files: Files) -> None:
+    """Each row is explained by what it got, and machines and rows name the others by their ids."""
+    machines = [machine(f"m{n}", 32, 128, 1.4) for n in range(3)] + [machine(f"s{n}", 16, 32, 0.8) for n in range(3)]
+    demand = [
+        row("web", shape("500m", "1Gi", 30)),
+        row("cache", shape("2", "14Gi", 6)),
+        row("huge", shape("1000", "1Gi", 2)),
+    ]
+
+    web, cache, huge, taken = (
+        " ".join(files.run(machines, demand, "--explain", asked).output.partition("Why ")[2].split())
+        for asked in ("need:web", "need:cache", "need:huge", "machine:m0")
+    )
+
+    assert web.startswith("web web wants 30 pods")
+    assert "30 of its 30 pods run on m0, which also serves cache." in web
+    assert "the best fleet led by t16.32 OnDemand costs" in web
+    assert cache.startswith("cache cache wants 6 pods")
+    assert "6 of its 6 pods run on m0, which also serves web." in cache
+    assert huge.startswith("huge huge wants 2 pods")
+    assert "are set aside: request too large" in huge
+    assert "run on" not in huge
+    assert "It hosts 6 pods of cache, 30 pods of web;" in taken

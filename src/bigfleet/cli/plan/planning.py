@@ -18,7 +18,7 @@ from bigfleet.engine.explain.records import RowRef
 from bigfleet.engine.explain.sentences import shortfall_sentences
 from bigfleet.engine.reference.decide import decide
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
-from bigfleet.engine.shapes.explain import Explained, names_by_key
+from bigfleet.engine.shapes.explain import Explained
 from bigfleet.engine.shapes.explain import shortfall_sentences as reasons_of_shapes
 from bigfleet.engine.shapes.fleet import DecisionState
 from bigfleet.engine.snapshot import Snapshot
@@ -142,7 +142,9 @@ class FleetPlan:
     def explain_need(self, need_id: str) -> Explanation | list[str]:
         """Return why a row got what it got, sentences for a decision over shapes. The row must be in the demand."""
         need = self.needs_by_id[need_id]
-        return explain_decision(self.decision, need) if self.explained is None else self.explained.row(need.key)
+        if self.explained is None:
+            return explain_decision(self.decision, need)
+        return self.explained.row(next(place for place, each in enumerate(self.demand) if each is need))
 
     def explain_machine(self, machine_id: str) -> Explanation | list[str]:
         """Return why a machine serves its cluster. The machine must be in the inventory."""
@@ -182,7 +184,7 @@ def make_plan(given: PlanInput, targets: Mapping[str, Target] | None = None) -> 
     answer = answer_to(asked, given.settings, targets)
     explained = None
     if answer.fleet is not None:
-        names = names_by_key({need.need.key: need.id for need in given.needs})
+        names = [need.id for need in in_list_order(given.needs)]
         explained = Explained(answer.decision, answer.fleet, names)
     return decided_plan(given, asked.snapshot, asked.demand, answer.options, answer.decision, explained=explained)
 

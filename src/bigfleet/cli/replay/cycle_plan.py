@@ -21,7 +21,7 @@ from bigfleet.engine.columns.store import column_snapshot
 from bigfleet.engine.decision import Decision, Options
 from bigfleet.engine.explain.explanation import Explanation
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
-from bigfleet.engine.shapes.explain import Explained, names_by_key
+from bigfleet.engine.shapes.explain import Explained
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.recording.reader import RecordedCycle
@@ -51,7 +51,7 @@ def plan_of(recorded: RecordedCycle, decision: Decision) -> FleetPlan:
     explained = None
     if says_pods(recorded.demand):
         again, fleet = decide_with_fleet(snapshot, recorded.demand, options)
-        explained = Explained(again, fleet, names_by_key({need.need.key: need.id for need in given.needs}))
+        explained = Explained(again, fleet, [need.id for need in given.needs])
     return decided_plan(given, snapshot, recorded.demand, options, decision, explained=explained)
 
 

@@ -4,7 +4,7 @@ Everything said is read off the decision and the working state that it left; not
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bigfleet.engine.decision import ActionKind, Decision, Impossibility, RowResult
@@ -15,7 +15,6 @@ from bigfleet.engine.shapes.state import PODS, HostState, RowState
 from bigfleet.engine.targets import class_key
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
-from bigfleet.model.need import RowKey
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import MachineState
 
@@ -24,8 +23,6 @@ DESCRIBED_MAX = 10
 #: Rows that a sentence names.
 NAMED_MAX = 4
 
-RowName = Callable[[RowKey], str]
-
 
 @dataclass(frozen=True, slots=True)
 class Explained:
@@ -33,22 +30,22 @@ class Explained:
 
     decision: Decision
     fleet: DecisionState
-    #: Names a row by its key, as people know it.
-    row_name: RowName
+    #: What people call each row of the demand, by its place there. Several rows may have one key.
+    names: Sequence[str]
 
     @property
     def _machines(self) -> Mapping[MachineId, Machine]:
         assert self.decision.basis is not None, "a decision that is explained knows what it was made of"
         return self.decision.basis.snapshot().machines
 
-    def row(self, key: RowKey) -> list[str]:
-        """Return why the row got what it got. Raises KeyError for a row that took no part."""
-        result = next((row for row in self.decision.rows if row.need.key == key), None)
-        if result is None:
-            raise KeyError(key)
-        row = next(row for row in self.fleet.rows if row.need.key == key)
+    def row(self, position: int) -> list[str]:
+        """Return why the row at a place of the demand got what it got. Raises KeyError for one that took no part."""
+        row = next((row for row in self.fleet.rows if row.position == position), None)
+        result = None if row is None else next((each for each in self.decision.rows if each.need is row.need), None)
+        if row is None or result is None:
+            raise KeyError(position)
         return [
-            self._wanted(result),
+            self._wanted(result, self.names[position]),
             *self._target(row),
             *self._placements(result, row),
             *self._preempted(result),
@@ -72,10 +69,9 @@ class Explained:
 
     # ---- rows ----------------------------------------------------------------------------------------------------
 
-    def _wanted(self, result: RowResult) -> str:
+    def _wanted(self, result: RowResult, name: str) -> str:
         need = result.need
         shapes = (*need.shapes, *need.waiting)
-        name = self.row_name(need.key)
         if not shapes:
             return f"{name} wants {amounts_text(need.aggregate)} in any parts, at priority {need.profile.priority}."
         pods = sum(shape.count for shape in shapes)
@@ -119,7 +115,7 @@ class Explained:
         host = self._host(machine_id)
         if host is None:
             return machine_id
-        others = sorted(self.row_name(other.need.key) for other in host.rows() if other is not row)
+        others = sorted(self.names[other.position] for other in host.rows() if other is not row)
         if not others:
             return f"{machine_id}, which serves no other row"
         named = ", ".join(others[:NAMED_MAX])
@@ -188,13 +184,12 @@ class Explained:
     def _hosted(self, host: HostState) -> str:
         counts: dict[str, int] = {}
         for group, count in host.claims.items():
-            name = self.row_name(group.row.need.key)
+            name = self.names[group.row.position]
             counts[name] = counts.get(name, 0) + count
         parts = [f"{_pods(count)} of {name}" for name, count in sorted(counts.items())]
         for row, share in host.shares.items():
-            parts.append(
-                f"{amounts_text(self.fleet.dimensions.vector(share.items()))} of {self.row_name(row.need.key)}"
-            )
+            amounts = amounts_text(self.fleet.dimensions.vector(share.items()))
+            parts.append(f"{amounts} of {self.names[row.position]}")
         return ", ".join(parts)
 
     def _free(self, host: HostState) -> str:
@@ -272,8 +267,3 @@ def _shape(shape: DemandShape) -> str:
 
 def _request(shape: DemandShape) -> str:
     return amounts_text(shape.resources) if shape.resources else "no resources"
-
-
-def names_by_key(names: Mapping[RowKey, str]) -> RowName:
-    """Return a function that names rows; a row without a name is shown by its cluster and group."""
-    return lambda key: names.get(key) or f"{key[0]}/{key[2] or key[1]}"

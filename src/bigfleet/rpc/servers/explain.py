@@ -41,7 +41,7 @@ from bigfleet.engine.explain.replay import ExplainMismatch, replay_machine, repl
 from bigfleet.engine.explain.sentences import default_row_name
 from bigfleet.engine.reference import decide as reference
 from bigfleet.engine.shapes.decide import decide_with_fleet, says_pods
-from bigfleet.engine.shapes.explain import Explained, names_by_key
+from bigfleet.engine.shapes.explain import Explained
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId, identifier_fault
 from bigfleet.model.machine import Machine
@@ -206,8 +206,8 @@ def _explain_over_pods(decided_on: DecidedOn) -> Explained:
     """Decide over pods once more, so that what it left can be read."""
     snapshot = snapshot_of(decided_on.snapshot)
     decision, fleet = decide_with_fleet(snapshot, decided_on.demand, decided_on.options)
-    names = {need.key: default_row_name(RowRef(*need.key, position)) for position, need in enumerate(decided_on.demand)}
-    return Explained(decision, fleet, names_by_key(names))
+    names = [default_row_name(RowRef(*need.key, position)) for position, need in enumerate(decided_on.demand)]
+    return Explained(decision, fleet, names)
 
 
 def _sentences(texts: Sequence[str]) -> Events:
@@ -217,7 +217,8 @@ def _sentences(texts: Sequence[str]) -> Events:
 
 def _need_events(decided_on: DecidedOn, asked: NeedView) -> Events:
     if says_pods(decided_on.demand):
-        return _sentences(_explain_over_pods(decided_on).row(asked.need.key))
+        position = next(place for place, need in enumerate(decided_on.demand) if need.key == asked.need.key)
+        return _sentences(_explain_over_pods(decided_on).row(position))
     # A folded row is found through its members; equal rows may stand twice, so it is the object that is looked for.
     position = next(
         position

@@ -361,3 +361,13 @@ def test_rows_of_one_profile_are_explained_apart(files: Files) -> None:
     assert "are set aside: request too large" in huge
     assert "run on" not in huge
     assert "It hosts 6 pods of cache, 30 pods of web;" in taken
+
+
+def test_a_row_that_its_spread_leaves_without_a_place_says_so(files: Files) -> None:
+    """Machines of a file have no hostname: a spread over it allows none of them."""
+    key = "kubernetes.io/hostname"
+    demand = [row("web", shape("1", "1Gi", 4), spreads=[[key, 1, "DoNotSchedule"]])]
+
+    result = files.run([machine("m0", 32, 128, 1.4)], demand)
+
+    assert f"no machine that the spread over {key} allows has room for more" in " ".join(result.output.split())

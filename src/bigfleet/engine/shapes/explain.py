@@ -224,11 +224,12 @@ def shortfall_sentences(result: RowResult) -> list[str]:
     """Return what the row lacks, and why; empty when it lacks nothing."""
     need = result.need
     shapes = (*need.shapes, *need.waiting)
-    found = []
-    for index, count in result.unplaced:
-        found.append(
-            f"{_pods(count)} of {_request(shapes[index])} {_have(count)} no place: no machine has room for more."
-        )
+    spread = need.profile.strict_spread
+    allowed = "" if spread is None else f" that the spread over {spread.topology_key} allows"
+    found = [
+        f"{_pods(count)} of {_request(shapes[index])} {_have(count)} no place: no machine{allowed} has room for more."
+        for index, count in result.unplaced
+    ]
     found.extend(_impossible(entry, shapes) for entry in result.impossible)
     if need.profile.same_key is not None and not result.has_domain and result.deficit:
         found.append(f"No value of {need.profile.same_key} has a machine that could host a part of the gang.")

@@ -184,21 +184,18 @@ class _Steps:
     def _next(
         self, before: FleetAssessment, goes: _Counts, comes: _Counts
     ) -> tuple[_Step | None, ExchangeProposal | None]:
-        """Return the best of the smallest steps that pay, else the one that saves most, if any does."""
+        """Return the step that saves most of the smallest ones that pay, else of all steps, if any saves anything."""
         best: tuple[_Step, ExchangeProposal] | None = None
         for group in self._arrivals(comes):
-            paying: tuple[float, _Step, ExchangeProposal] | None = None
+            paying: tuple[_Step, ExchangeProposal] | None = None
             for step in (step for taken in group for step in self._steps(before, goes, taken)):
-                proposal = _proposal(self._part, self._settings, self._budget, step, gone=self._gone())
-                gate = proposal.gate
-                surplus_usd, saving = gate.gain_usd - gate.required_usd, gate.saving_usd_per_hour
-                if proposal.waits_for is None:
-                    if paying is None or surplus_usd > paying[0]:
-                        paying = surplus_usd, step, proposal
-                elif saving > 0 and (best is None or saving > best[1].gate.saving_usd_per_hour):
-                    best = step, proposal
+                found = step, _proposal(self._part, self._settings, self._budget, step, gone=self._gone())
+                if found[1].waits_for is None:
+                    paying = _saving_more(paying, found)
+                else:
+                    best = _saving_more(best, found)
             if paying is not None:
-                return paying[1:]
+                return paying
         return (None, None) if best is None else best
 
     def _arrivals(self, comes: _Counts) -> Iterator[list[_Counts]]:
@@ -339,6 +336,14 @@ def priced(part: ExchangePart, counts: _Counts) -> tuple[tuple[MachineKind, int]
     """Return the kinds of which there are machines, the dearest first."""
     found = [(part.kinds[c], count) for c, count in enumerate(counts) if count]
     return tuple(sorted(found, key=lambda each: (-each[0].price_usd_per_hour, each[0].instance_type, each[0].zone)))
+
+
+def _saving_more(
+    first: tuple[_Step, ExchangeProposal] | None, second: tuple[_Step, ExchangeProposal]
+) -> tuple[_Step, ExchangeProposal] | None:
+    """Return what saves more, the first of equals; None where nothing is saved."""
+    saved = 0.0 if first is None else first[1].gate.saving_usd_per_hour
+    return second if second[1].gate.saving_usd_per_hour > saved else first
 
 
 def _with(counts: _Counts, number: int, more: int) -> _Counts:

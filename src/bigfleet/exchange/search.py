@@ -184,61 +184,23 @@ class _Steps:
     def _next(
         self, before: FleetAssessment, goes: _Counts, comes: _Counts
     ) -> tuple[_Step | None, ExchangeProposal | None]:
-        """Return the step that saves most of the smallest ones that pay, else of all steps, if any saves anything."""
+        """Return the smallest step that pays, else the best that saves anything."""
         best: tuple[_Step, ExchangeProposal] | None = None
-        for group in self._arrivals(comes):
-            paying: tuple[_Step, ExchangeProposal] | None = None
-            for step in (step for taken in group for step in self._steps(before, goes, taken)):
-                found = step, _proposal(self._part, self._settings, self._budget, step, gone=self._gone())
-                if found[1].waits_for is None:
-                    paying = _saving_more(paying, found)
-                else:
-                    best = _saving_more(best, found)
-            if paying is not None:
-                return paying
-        return (None, None) if best is None else best
-
-    def _arrivals(self, comes: _Counts) -> Iterator[list[_Counts]]:
-        """Yield what may come, in groups, the smallest first.
-
-        The first group are parts of a budget of machines of the class in which most money is to be spent; each group
-        after it adds a budget of the next such class.
-        """
         taken = (0,) * len(comes)
         while any(left := _less(comes, taken)):
             number = max(range(len(left)), key=lambda c: (left[c] * self._weight(c), -c) if left[c] else (-1, -c))
-            most = min(self._budget, left[number])
-            group = [_with(taken, number, more) for more in ([most] if any(taken) else _doubled(most))]
-            yield group
-            taken = group[-1]
-
-    def _steps(self, before: FleetAssessment, goes: _Counts, taken: _Counts) -> Iterator[_Step]:
-        """Yield steps in which `taken` come: all that becomes superfluous goes, or the dearest that drain in one wave.
-
-        Many machines of which each saves little may run double for so long that only the dearest pay.
-        """
-        dropped, after = self._superfluous(before, goes, taken)
-        if after is None or not any(dropped):
-            return
-        yield _Step(taken, dropped, before, after)
-        fewer = self._dearest(dropped, self._budget)
-        classes = self._part.problem.classes
-        saved = sum(of.held_cost * gone - of.cost * come for of, gone, come in zip(classes, fewer, taken, strict=True))
-        if fewer != dropped and saved > 0:
-            after = self._assessor.assess(_less(self._held, fewer), _plus(self._added, taken))
-            if after is not None and self._has_slack(before, after):
-                yield _Step(taken, fewer, before, after)
-
-    def _dearest(self, counts: _Counts, most: int) -> _Counts:
-        """Return so many of the machines, the dearest of them."""
-        found = [0] * len(counts)
-        for number in self._dearest_first(counts):
-            found[number] = min(counts[number], most - sum(found))
-        return tuple(found)
-
-    def _dearest_first(self, counts: _Counts) -> list[int]:
-        classes = self._part.problem.classes
-        return sorted((c for c, n in enumerate(counts) if n), key=lambda c: (-classes[c].held_cost, c))
+            taken = tuple(n + (min(self._budget, left[c]) if c == number else 0) for c, n in enumerate(taken))
+            dropped, after = self._superfluous(before, goes, taken)
+            if after is None or not any(dropped):
+                continue
+            step = _Step(taken, dropped, before, after)
+            proposal = _proposal(self._part, self._settings, self._budget, step, gone=self._gone())
+            if proposal.waits_for is None:
+                return step, proposal
+            saving = proposal.gate.saving_usd_per_hour
+            if saving > 0 and (best is None or saving > best[1].gate.saving_usd_per_hour):
+                best = step, proposal
+        return (None, None) if best is None else best
 
     def _weight(self, number: int) -> int:
         return 1 + self._part.problem.classes[number].cost
@@ -252,7 +214,10 @@ class _Steps:
         """Return the held machines that may go when `taken` have come, the dearest first, and what is left is worth."""
         added = _plus(self._added, taken)
         dropped, found = (0,) * len(goes), None
-        for number in self._dearest_first(goes):
+        dearest = sorted(
+            (c for c, n in enumerate(goes) if n), key=lambda c: (-self._part.problem.classes[c].held_cost, c)
+        )
+        for number in dearest:
             low, high = 0, goes[number]
             # Most steps drop as many as they may, and the bisection needs no further look then.
             middle = high
@@ -296,37 +261,33 @@ def _proposal(
     part: ExchangePart, settings: ExchangeSettings, budget: int, step: _Step, *, gone: _Counts
 ) -> ExchangeProposal:
     """Return the proposal of a step; of each class so many machines have gone before."""
-    classes = part.problem.classes
-    going = [
-        (classes[c].held_cost, machine)
-        for c, (held, first, count) in enumerate(zip(part.held, gone, step.goes, strict=True))
+    machines = [
+        machine
+        for held, first, count in zip(part.held, gone, step.goes, strict=True)
         for machine in held[first : first + count]
     ]
-    # The dearest drain first: what both sets cost while they run is least then.
-    going.sort(key=lambda each: (-each[0], each[1].id))
-    goes_usd = sum(cost for cost, _ in going) / NANO
-    comes_usd = sum(kind.cost * n for kind, n in zip(classes, step.comes, strict=True)) / NANO
-    double_usd = sum(
-        cost * (settings.excess_seconds + settings.drain_seconds * (1 + place // budget))
-        for place, (cost, _) in enumerate(going)
-    ) / (NANO * SECONDS_PER_HOUR)
+    waves = math.ceil(len(machines) / budget)
+    goes_usd = sum(part.problem.classes[c].held_cost * n for c, n in enumerate(step.goes)) / NANO
+    comes_usd = sum(part.problem.classes[c].cost * n for c, n in enumerate(step.comes)) / NANO
+    # Of waves that follow each other the first ends after one drain, the last after all of them.
+    double_seconds = settings.excess_seconds + settings.drain_seconds * (waves + 1) / 2
     gate = GateTerms(
         goes_usd_per_hour=goes_usd,
         comes_usd_per_hour=comes_usd,
         interruptions_before_usd_per_hour=step.before.interruptions / NANO,
         interruptions_after_usd_per_hour=step.after.interruptions / NANO,
         boot_usd=comes_usd * settings.boot_seconds / SECONDS_PER_HOUR,
-        double_running_usd=double_usd,
-        reclamation_usd=total_usd(machine.reclamation_usd for _, machine in going),
+        double_running_usd=goes_usd * double_seconds / SECONDS_PER_HOUR,
+        reclamation_usd=total_usd(machine.reclamation_usd for machine in machines),
         settings=settings,
     )
     return ExchangeProposal(
-        kind=ExchangeKind.of(len(going), sum(step.comes)),
+        kind=ExchangeKind.of(len(machines), sum(step.comes)),
         is_gang=part.is_whole,
         goes=priced(part, step.goes),
         comes=priced(part, step.comes),
-        machine_ids=tuple(machine.id for _, machine in going),
-        waves=math.ceil(len(going) / budget),
+        machine_ids=tuple(sorted(machine.id for machine in machines)),
+        waves=waves,
         gate=gate,
         waits_for=gate.wait_reason,
     )
@@ -336,23 +297,6 @@ def priced(part: ExchangePart, counts: _Counts) -> tuple[tuple[MachineKind, int]
     """Return the kinds of which there are machines, the dearest first."""
     found = [(part.kinds[c], count) for c, count in enumerate(counts) if count]
     return tuple(sorted(found, key=lambda each: (-each[0].price_usd_per_hour, each[0].instance_type, each[0].zone)))
-
-
-def _saving_more(
-    first: tuple[_Step, ExchangeProposal] | None, second: tuple[_Step, ExchangeProposal]
-) -> tuple[_Step, ExchangeProposal] | None:
-    """Return what saves more, the first of equals; None where nothing is saved."""
-    saved = 0.0 if first is None else first[1].gate.saving_usd_per_hour
-    return second if second[1].gate.saving_usd_per_hour > saved else first
-
-
-def _with(counts: _Counts, number: int, more: int) -> _Counts:
-    return tuple(n + (more if c == number else 0) for c, n in enumerate(counts))
-
-
-def _doubled(most: int) -> list[int]:
-    """Return 1, 2, 4 and so on below a number, and the number."""
-    return [*(1 << bit for bit in range(most.bit_length()) if 1 << bit < most), most]
 
 
 def _less(counts: _Counts, others: _Counts) -> _Counts:

@@ -290,7 +290,7 @@ class ExchangeProposal:
     #: (kind, machines), the dearest first.
     goes: tuple[tuple[MachineKind, int], ...]
     comes: tuple[tuple[MachineKind, int], ...]
-    #: Ids of the machines that go, in the order in which they drain: the dearest first, then by id.
+    #: Ids of the machines that go, ascending.
     machine_ids: tuple[str, ...]
     #: How many times machines drain one after the other, so that no more than the budget go at a time.
     waves: int

@@ -97,7 +97,7 @@ def test_rows_of_one_key_get_what_is_planned_for_each() -> None:
 @given(st.lists(st.lists(st.tuples(st.integers(1, 16), st.integers(1, 8), st.integers(1, 6)), max_size=3), max_size=4))
 @settings(max_examples=in_proportion(60))
 def test_rows_of_one_key_are_decided_as_rows_of_different_groups(rows: list[list[tuple[int, int, int]]]) -> None:
-    """A group that only tells rows apart changes no action."""
+    """A group that does no more than give rows different keys changes no action."""
     machines = [offer(f"m{n:02}", 8, 32, 0.4) for n in range(20)] + [offer(f"s{n:02}", 4, 32, 0.25) for n in range(20)]
     demand = [need("c", *(pods(250 * cpu, gib, count) for cpu, gib, count in shapes)) for shapes in rows]
     apart = [replace(each, group=f"g{place}") for place, each in enumerate(demand)]

@@ -221,20 +221,21 @@ def target_of(asked: ClusterProblem, answer: Composition) -> Target:
         for claim in answer.claims
     )
     runner_up = answer.runner_up
-    names = {of.key: _name(kind.example) for kind, of in zip(asked.kinds, asked.problem.classes, strict=True)}
     return Target(
         counts={key: count for key, count in counts.items() if count},
         claims=claims,
-        runner_up="" if runner_up is None else names[runner_up.leader],
+        runner_up="" if runner_up is None else _class_name(asked, runner_up.leader),
         runner_up_costs_more_usd_per_hour=None if runner_up is None else runner_up.costs_more / NANO,
         limited_pools=answer.limited_pools,
     )
 
 
-def _name(machine: Machine) -> str:
-    """Return what people call a class of machines."""
-    kind = f"{machine.instance_type or 'machines'} {machine.capacity_type.label}"
-    return f"{kind} in {machine.zone}" if machine.zone else kind
+def _class_name(asked: ClusterProblem, key: str) -> str:
+    """Return what people call the class with a key of the problem."""
+    classes = zip(asked.kinds, asked.problem.classes, strict=True)
+    machine = next(kind.example for kind, of in classes if of.key == key)
+    text = f"{machine.instance_type or 'machines'} {machine.capacity_type.label}"
+    return f"{text} in {machine.zone}" if machine.zone else text
 
 
 def without_offers(asked: ClusterProblem, empty: Counter[ClassKey]) -> ClusterProblem:

@@ -165,8 +165,10 @@ def test_an_id_of_both_kinds_or_of_neither_is_refused(files: Files) -> None:
 
     assert "'s1' is a row and a machine; write need:s1 or machine:s1" in files.refusal("--explain", "s1")
     assert "Why s1" in files.text("--explain", "need:s1")
-    assert "'zz' is not the id of a row or machine" in files.refusal("--explain", "zz")
-    assert "'web' is not the id of a machine" in files.refusal("--explain", "machine:web")
+    nowhere = "rows have their ids in --demand, machines in --inventory"
+    assert files.refusal("--explain", "zz").endswith(f"'zz' is not the id of a row or machine; {nowhere}")
+    assert files.refusal("--explain", "machine:web").endswith(f"'web' is not the id of a machine; {nowhere}")
+    assert files.refusal("--explain", "wed").endswith("'wed' is not the id of a row or machine; did you mean 'web'?")
 
 
 def test_what_a_change_took_away_is_said_to_be_gone(files: Files) -> None:
@@ -361,7 +363,10 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
             [{**ROW, "requirements": [["zone", "Is", ["a"]]]}],
             "[0] (n): requirements[0]: 'Is' is unknown; choose one of In",
         ),
-        ([{**ROW, "requirements": [["zone"]]}], "[0] (n): Expected `array` of at least length 2, got 1"),
+        (
+            [{**ROW, "requirements": [["zone"]]}],
+            "[0] (n): requirements[0]: Expected `array` of at least length 2, got 1",
+        ),
         ([{**ROW, "spreads": [["zone", 1, "Maybe"]]}], "[0] (n): spreads[0]: 'Maybe' is unknown"),
         ([ROW, ROW], "[1] (n): the id is already used at [0]"),
         ([{**ROW, "colour": "red"}], "[0] (n): Object contains unknown field `colour`"),

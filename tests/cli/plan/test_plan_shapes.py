@@ -64,6 +64,34 @@ def test_more_than_64_requests_are_merged_upwards_as_an_operator_does(files: Fil
     assert total_of(given.need.shapes)["cpu"] > given.need.aggregate["cpu"]
 
 
+def test_requirements_and_spreads_may_be_copied_from_a_pod(files: Files) -> None:
+    """Lists and the field names of Kubernetes are read alike."""
+    lists = {
+        "requirements": [["zone", "In", ["a", "b"]], ["gpu", "Exists"]],
+        "spreads": [["zone", 1, "DoNotSchedule"]],
+    }
+    mappings = {
+        "requirements": [
+            {"key": "zone", "operator": "In", "values": ["a", "b"]},
+            {"key": "gpu", "operator": "Exists"},
+        ],
+        "spreads": [{"topologyKey": "zone", "maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}],
+    }
+    rows = [{**ROW, "id": id, "shapes": [DB], **profile} for id, profile in (("a", lists), ("b", mappings))]
+
+    one, other = read(files, rows)
+
+    assert one.need.profile == other.need.profile
+    assert one.need.profile.requirements[1] == Requirement("zone", Operator.IN, ("a", "b"))
+
+
+def test_a_spread_of_a_pod_has_to_be_complete(files: Files) -> None:
+    row = {**ROW, "shapes": [DB], "spreads": [{"topologyKey": "zone", "maxSkew": 1}]}
+    files.write_needs([row])
+
+    assert "(n): Object missing required field `whenUnsatisfiable` - at `$.spreads[0]`" in files.refusal()
+
+
 def test_a_plan_decides_on_rows_of_shapes(files: Files) -> None:
     """A shape of 16 cpu is the row's min unit."""
     rows = [{"id": "web", "cluster": "shop", "priority": 100, "shapes": [{"resources": {"cpu": "16"}, "count": 3}]}]

@@ -5,6 +5,7 @@ Exit 2 for a wrong call or a wrong file, else 0: a plan with rows that stay shor
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -26,6 +27,9 @@ OUTPUTS: Final = ("table", "json")
 #: Width of the tables where there is no terminal.
 WIDTH: Final = 120
 SETTLED_WIDTH: Final = 80
+#: Ids among which one similar to an unknown id is looked for; a million would take a minute.
+_SIMILAR_MAX: Final = 10_000
+_SOUGHT: Final = {"": "row or machine", "need": "row", "machine": "machine"}
 
 _Inventory = Annotated[
     Path, typer.Option(metavar="FILE", help="Machines: JSON lines, CSV, Parquet or the nodes of a GPU trace.")
@@ -177,7 +181,10 @@ def _about(plan: "FleetPlan", asked: str, *, base: "FleetPlan") -> "tuple[Explan
         return plan.explain_machine(name), name
     if (kind != "machine" and name in base.needs_by_id) or (kind != "need" and name in base.snapshot.machines):
         raise UsageFault(f"--explain: {name!r} does not exist after the change; explain it without --what-if")
-    raise UsageFault(f"--explain: {name!r} is not the id of a {kind or 'row or machine'}")
+    known = [*(plan.needs_by_id if kind != "machine" else ()), *(plan.snapshot.machines if kind != "need" else ())]
+    near = get_close_matches(name, known[:_SIMILAR_MAX], n=1)
+    where = f"did you mean {near[0]!r}?" if near else "rows have their ids in --demand, machines in --inventory"
+    raise UsageFault(f"--explain: {name!r} is not the id of a {_SOUGHT[kind]}; {where}")
 
 
 def _print_settled(given: "PlanInput", output: str, *, proposes: bool) -> None:

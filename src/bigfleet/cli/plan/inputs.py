@@ -87,12 +87,28 @@ class RequirementEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=Tr
     values: list[str] = []
 
 
+class NodeSelectorEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """The same with the field names of Kubernetes."""
+
+    key: str
+    operator: str
+    values: list[str] = []
+
+
 class SpreadEntry(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """`[topology key, max skew, mode]`."""
 
     key: str
     skew: int
     mode: str
+
+
+class PodSpreadEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """The same with the field names of Kubernetes."""
+
+    key: str = msgspec.field(name="topologyKey")
+    skew: int = msgspec.field(name="maxSkew")
+    mode: str = msgspec.field(name="whenUnsatisfiable")
 
 
 class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -107,8 +123,8 @@ class NeedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     priority: int = 0
     interruption_bucket: int = 1
     reclamation_bucket: int = 1
-    requirements: list[RequirementEntry] = []
-    spreads: list[SpreadEntry] = []
+    requirements: list[list[Any] | NodeSelectorEntry] = []
+    spreads: list[list[Any] | PodSpreadEntry] = []
     group: str = ""
     arrival: int = 0
     parked: bool = False
@@ -118,7 +134,7 @@ class ClusterOverheadEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     """What DaemonSets take of every matching machine of a known cluster, as it is written."""
 
     resources: dict[str, str | int]
-    requirements: list[RequirementEntry] = []
+    requirements: list[list[Any] | NodeSelectorEntry] = []
 
 
 class OverheadEntry(ClusterOverheadEntry, forbid_unknown_fields=True, kw_only=True):
@@ -428,18 +444,9 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
         )
     except ShapeFault as wrong:
         raise UsageFault(f"{place}: {wrong}") from wrong
-    requirements = _requirements(entry.requirements, place)
-    spreads = [
-        TopologySpread(
-            spread.key,
-            _int32(spread.skew, f"{place}: spreads[{number}]"),
-            _named(spread.mode, _SPREAD_MODES, f"{place}: spreads[{number}]"),
-        )
-        for number, spread in enumerate(entry.spreads)
-    ]
     profile = Profile(
-        requirements=tuple(requirements),
-        spreads=tuple(spreads),
+        requirements=tuple(_requirements(entry.requirements, place)),
+        spreads=tuple(_spreads(entry.spreads, place)),
         priority=_int32(entry.priority, f"{place}: priority"),
         interruption_bucket=_bucket(entry.interruption_bucket, f"{place}: interruption_bucket"),
         reclamation_bucket=_bucket(entry.reclamation_bucket, f"{place}: reclamation_bucket"),
@@ -459,15 +466,22 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
     return NeedGiven(id=entry.id, need=need)
 
 
-def _requirements(entries: Sequence[RequirementEntry], place: str) -> list[Requirement]:
-    return [
-        Requirement(
-            entry.key,
-            _named(entry.operator, _OPERATORS, f"{place}: requirements[{number}]"),
-            tuple(entry.values),
-        )
-        for number, entry in enumerate(entries)
-    ]
+def _requirements(entries: Sequence[list[Any] | NodeSelectorEntry], place: str) -> list[Requirement]:
+    found = []
+    for number, written in enumerate(entries):
+        where = f"{place}: requirements[{number}]"
+        entry = converted(written, RequirementEntry, where) if isinstance(written, list) else written
+        found.append(Requirement(entry.key, _named(entry.operator, _OPERATORS, where), tuple(entry.values)))
+    return found
+
+
+def _spreads(entries: Sequence[list[Any] | PodSpreadEntry], place: str) -> list[TopologySpread]:
+    found = []
+    for number, written in enumerate(entries):
+        where = f"{place}: spreads[{number}]"
+        entry = converted(written, SpreadEntry, where) if isinstance(written, list) else written
+        found.append(TopologySpread(entry.key, _int32(entry.skew, where), _named(entry.mode, _SPREAD_MODES, where)))
+    return found
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -5,30 +5,24 @@ cluster then needs no longer leaves by the next decisions. Machines do not cool,
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bench.quality.engine_candidate import HOST
 from bench.quality.shapes_candidate import PaperFleet, demand_of
 from bench.quality.values import Instance, PackingCluster, Scheduler, Settled, Start
+from bigfleet.cli.plan.exchanging import carried_out
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.fleet import build
 from bigfleet.engine.shapes.machines import SnapshotMachines
-from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.exchange.plausibility import current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
-from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExchangeQuestion
-from bigfleet.model.ids import ClusterId
-from bigfleet.model.machine import Machine
-from bigfleet.model.states import MachineState
+from bigfleet.exchange.values import ClusterExchanges, ExchangeQuestion
 from bigfleet.planner.problem import PlanSettings, SchedulerOrder
 
 #: Rounds of at most one exchange for each cluster.
 ROUNDS_MAX: Final = 400
-_FREE: Final = (MachineState.IDLE, MachineState.SPECULATIVE)
 
 
 class ExchangesCandidate:
@@ -83,30 +77,9 @@ class ExchangingFleet(PaperFleet):
     def _carry_out_first(self, found: ClusterExchanges) -> bool:
         """Carry out the first proposal that is ready if everything that comes is on offer; return whether it was."""
         ready = next((each for each in found.proposals if each.waits_for is None), None)
-        machines = None if ready is None else self._on_offer(ready)
-        if ready is None or machines is None:
+        if ready is None:
             return False
-        gone = set(ready.machine_ids)
-        leaving = [machine for machine in self.machines if machine.id in gone]
-        example = leaving[0]
-        for machine in machines:
-            # It serves the rows of what goes: a stamp only matters when clusters compete.
-            self.put(replace(_bound_like(example, machine), cluster=ClusterId(found.cluster)))
-        for machine in leaving:
-            self.put(replace(machine.without_binding(), state=MachineState.IDLE, host=HOST))
-        return True
-
-    def _on_offer(self, proposal: ExchangeProposal) -> list[Machine] | None:
-        """Return machines of the classes that come, Idle ones first; None if there are too few."""
-        missing: Counter[ClassKey] = proposal.comes_by_class
-        found = []
-        for machine in sorted(self.machines, key=lambda each: each.state is not MachineState.IDLE):
-            if machine.state in _FREE and missing[key := class_key(machine)] > 0:
-                missing[key] -= 1
-                found.append(machine)
-        return None if +missing else found
-
-
-def _bound_like(example: Machine, machine: Machine) -> Machine:
-    """Return the machine Configured, with the stamp of another one."""
-    return replace(machine, state=MachineState.CONFIGURED, host=HOST, **example.stamp._asdict())
+        changed = carried_out({machine.id: machine for machine in self.machines}, found.cluster, ready)
+        for machine in (changed or {}).values():
+            self.put(machine)
+        return changed is not None

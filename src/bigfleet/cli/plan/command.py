@@ -15,12 +15,15 @@ from bigfleet.cli.runtime.failures import UsageFault, choice_of
 from bigfleet.cli.runtime.terminal import echo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from bigfleet.cli.plan.bound import CostBound
+    from bigfleet.cli.plan.exchanging import Exchanged
     from bigfleet.cli.plan.planning import Difference, FleetPlan, PlanInput
     from bigfleet.engine.explain.explanation import Explanation
-    from bigfleet.exchange.values import ClusterExchanges
+    from bigfleet.exchange.values import ClusterExchanges, ExchangeMode
     from bigfleet.planner.problem import SchedulerOrder
 
 OUTPUTS: Final = ("table", "json")
@@ -60,7 +63,11 @@ _SpotPoolMax = Annotated[
 ]
 _Exchange = Annotated[
     str,
-    typer.Option(metavar="MODE", help="Exchanges of held machines for cheaper ones: off, or propose to show them."),
+    typer.Option(
+        metavar="MODE",
+        help="Exchanges of held machines for cheaper ones: off, propose to show them, or with --until-settled on to "
+        "carry them out, too.",
+    ),
 ]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="Output format: table or json.")]
 
@@ -82,6 +89,7 @@ def plan(
     from bigfleet.cli.plan.inputs import read_demand, read_machines
     from bigfleet.cli.plan.patches import apply_patches
     from bigfleet.cli.plan.planning import difference_of, make_plan, plan_input
+    from bigfleet.exchange.values import ExchangeMode
     from bigfleet.planner.problem import PlanSettings
 
     if output not in OUTPUTS:
@@ -90,12 +98,12 @@ def plan(
         raise UsageFault(f"--now: {now} is not a time; use seconds")
     if until_settled and (bound or explain is not None or what_if is not None):
         raise UsageFault("--until-settled shows a fleet at rest; leave out --explain, --what-if and --bound")
-    proposes = _proposes(exchange)
+    mode = _exchange_mode(exchange, is_settled=until_settled)
     settings = PlanSettings(order=_order(scheduler), spot_pool_percent_max=_percent(spot_pool_max))
     machines, wanted = read_machines(inventory), read_demand(demand)
     given = plan_input(machines, wanted.needs, overheads=wanted.overheads, now_seconds=now, settings=settings)
     if until_settled:
-        _print_settled(given, output, proposes=proposes)
+        _print_settled(given, output, mode)
         return
     changed = apply_patches(given, what_if) if what_if is not None else None
     base = make_plan(given)
@@ -107,7 +115,7 @@ def plan(
         final=final,
         about=None if explain is None else _about(final, explain, base=base),
         bound=_bound_of(final) if bound else None,
-        exchanges=_exchanges_of(final) if proposes else None,
+        exchanges=_exchanges_of(final) if mode is ExchangeMode.PROPOSE else None,
     )
     if output == "json":
         _print_document(answer)
@@ -121,18 +129,19 @@ def _order(name: str) -> "SchedulerOrder":
     return choice_of(SchedulerOrder, "--scheduler", name)
 
 
-def _proposes(mode: str) -> bool:
+def _exchange_mode(name: str, *, is_settled: bool) -> "ExchangeMode":
     from bigfleet.exchange.values import ExchangeMode
 
-    if mode == ExchangeMode.ON.value:
-        raise UsageFault("--exchange: a plan carries nothing out; use propose, or bigfleet shard --exchange on")
-    return choice_of(ExchangeMode, "--exchange", mode) is ExchangeMode.PROPOSE
+    mode = choice_of(ExchangeMode, "--exchange", name)
+    if mode is ExchangeMode.ON and not is_settled:
+        raise UsageFault("--exchange on: one cycle carries no exchange out; add --until-settled, or use propose")
+    return mode
 
 
 def _exchanges_of(plan: "FleetPlan") -> "list[ClusterExchanges]":
-    from bigfleet.cli.plan.exchanges import exchanges_of
+    from bigfleet.cli.plan.exchanges import ExchangeSearch
 
-    return exchanges_of(plan)
+    return ExchangeSearch().exchanges_of(plan)
 
 
 def _percent(text: str) -> int:
@@ -187,11 +196,19 @@ def _about(plan: "FleetPlan", asked: str, *, base: "FleetPlan") -> "tuple[Explan
     raise UsageFault(f"--explain: {name!r} is not the id of a {_SOUGHT[kind]}; {where}")
 
 
-def _print_settled(given: "PlanInput", output: str, *, proposes: bool) -> None:
+def _print_settled(given: "PlanInput", output: str, mode: "ExchangeMode") -> None:
     from bigfleet.cli.plan.settling import settle
+    from bigfleet.exchange.values import ExchangeMode
 
-    settled = settle(given)
-    exchanges = _exchanges_of(settled.plan) if proposes else None
+    settled, exchanged = settle(given), None
+    exchanges: Sequence[ClusterExchanges] | None = None
+    if mode is ExchangeMode.ON:
+        from bigfleet.cli.plan.exchanging import exchange_until_rest
+
+        exchanged = exchange_until_rest(settled)
+        settled, exchanges = exchanged.settled, exchanged.left
+    elif mode is ExchangeMode.PROPOSE:
+        exchanges = _exchanges_of(settled.plan)
     if output == "json":
         import json
 
@@ -199,7 +216,7 @@ def _print_settled(given: "PlanInput", output: str, *, proposes: bool) -> None:
 
         settled_answer = settled_document(settled)
         if exchanges is not None:
-            settled_answer["exchanges"] = _exchanges_document(exchanges)
+            settled_answer["exchanges"] = _exchanges_document(exchanges, exchanged)
         echo(json.dumps(settled_answer, indent=2, allow_nan=False))
         return
     from bigfleet.cli.plan.tables import show_settled
@@ -208,7 +225,7 @@ def _print_settled(given: "PlanInput", output: str, *, proposes: bool) -> None:
     console = output_console(SETTLED_WIDTH)
     show_settled(console, settled)
     if exchanges is not None:
-        _show_exchanges(console, exchanges)
+        _show_exchanges(console, exchanges, exchanged)
 
 
 def _print_tables(answer: _Answer) -> None:
@@ -227,16 +244,26 @@ def _print_tables(answer: _Answer) -> None:
         _show_exchanges(console, answer.exchanges)
 
 
-def _show_exchanges(console: "Console", exchanges: "list[ClusterExchanges]") -> None:
-    from bigfleet.cli.plan.exchanges import show_exchanges
+def _show_exchanges(
+    console: "Console", exchanges: "Sequence[ClusterExchanges]", exchanged: "Exchanged | None" = None
+) -> None:
+    from bigfleet.cli.plan.exchanges import show_carried_out, show_exchanges
 
-    show_exchanges(console, exchanges)
+    if exchanged is not None:
+        show_carried_out(console, exchanged.carried_out, exchanged.cost_before_usd_per_hour)
+    show_exchanges(console, exchanges, is_rest=exchanged is not None)
 
 
-def _exchanges_document(exchanges: "list[ClusterExchanges]") -> dict[str, object]:
-    from bigfleet.cli.plan.exchanges import exchanges_document
+def _exchanges_document(
+    exchanges: "Sequence[ClusterExchanges]", exchanged: "Exchanged | None" = None
+) -> dict[str, object]:
+    from bigfleet.cli.plan.exchanges import carried_out_document, exchanges_document
 
-    return exchanges_document(exchanges)
+    document = exchanges_document(exchanges)
+    if exchanged is not None:
+        document["cost_before_usd_per_hour"] = exchanged.cost_before_usd_per_hour
+        document["carried_out"] = carried_out_document(exchanged.carried_out)
+    return document
 
 
 def _print_document(answer: _Answer) -> None:

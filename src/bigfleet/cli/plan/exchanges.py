@@ -1,10 +1,11 @@
-"""Proposes exchanges for the fleet of a plan, and shows them (docs/spec/exchange.md).
+"""Finds exchanges for the fleet of a plan, and shows them (docs/spec/exchange.md).
 
 The prices of the files count as they are: there is no history in a file. Machines have no cooling time, because a file
 does not say for how long they serve.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from rich.console import Console
 from rich.padding import Padding
@@ -23,33 +24,48 @@ from bigfleet.exchange.plausibility import current_prices, proportionate
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
 from bigfleet.exchange.sentences import cluster_sentences, proposal_sentences
-from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExclusionReason
+from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExchangeQuestion, ExclusionReason
+
+#: Exchanges that the text lists.
+LINES_MAX: Final = 100
 
 
-def exchanges_of(plan: FleetPlan) -> list[ClusterExchanges]:
-    """Return what could be exchanged in each cluster that holds machines, as the plan finds them; ids ascending.
+class ExchangeSearch:
+    """Finds the exchanges of one plan after the other; a cluster of which nothing has changed is not searched again."""
 
-    Nothing for a demand without shapes: it says of no pod where it fits.
-    """
-    if not says_pods(plan.demand):
-        return []
-    keep_kernels()
-    machines = list(plan.snapshot.machines.values())
-    context = ExchangeContext(
-        rows=plan.decision.rows,
-        prices=proportionate(current_prices(machines), machines),
-        plan_settings={str(need.cluster): plan.given.settings for need in plan.demand},
-        exclude=dict.fromkeys((*plan.options.unjoined, *plan.options.reserved), ExclusionReason.UNAVAILABLE),
-    )
-    fleet = build(SnapshotMachines(plan.snapshot, plan.options), plan.demand, plan.options)
-    questions = questions_of(fleet, context)
-    found = [find_exchanges(question) for question in questions]
-    moves = moves_of(fleet, context, questions, found)
-    return [with_move(each, moves.get(each.cluster)) for each in found]
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[ExchangeQuestion, ClusterExchanges]] = {}
+
+    def exchanges_of(self, plan: FleetPlan, *, has_moves: bool = True) -> list[ClusterExchanges]:
+        """Return what could be exchanged in each cluster that holds machines, as the plan finds them; ids ascending.
+
+        Nothing for a demand without shapes: it says of no pod where it fits. `has_moves`: also between clusters.
+        """
+        if not says_pods(plan.demand):
+            return []
+        keep_kernels()
+        machines = list(plan.snapshot.machines.values())
+        context = ExchangeContext(
+            rows=plan.decision.rows,
+            prices=proportionate(current_prices(machines), machines),
+            plan_settings={str(need.cluster): plan.given.settings for need in plan.demand},
+            exclude=dict.fromkeys((*plan.options.unjoined, *plan.options.reserved), ExclusionReason.UNAVAILABLE),
+        )
+        fleet = build(SnapshotMachines(plan.snapshot, plan.options), plan.demand, plan.options)
+        questions = questions_of(fleet, context)
+        found = [self._answer(question) for question in questions]
+        moves = moves_of(fleet, context, questions, found) if has_moves else {}
+        return [with_move(each, moves.get(each.cluster)) for each in found]
+
+    def _answer(self, question: ExchangeQuestion) -> ClusterExchanges:
+        known = self._known.get(question.cluster)
+        if known is None or known[0] != question:
+            known = self._known[question.cluster] = question, find_exchanges(question)
+        return known[1]
 
 
-def exchanges_document(found: list[ClusterExchanges]) -> dict[str, Any]:
-    """Return the exchanges by cluster."""
+def exchanges_document(found: Sequence[ClusterExchanges]) -> dict[str, Any]:
+    """Return what could be exchanged, by cluster."""
     return {
         "clusters": {
             one.cluster: {
@@ -63,6 +79,11 @@ def exchanges_document(found: list[ClusterExchanges]) -> dict[str, Any]:
         },
         "promised_usd_per_hour": sum(one.promised_usd_per_hour for one in found),
     }
+
+
+def carried_out_document(carried_out: Sequence[tuple[str, ExchangeProposal]]) -> list[dict[str, Any]]:
+    """Return the exchanges that were carried out, in their order."""
+    return [{"cluster": cluster, **_proposal(proposal)} for cluster, proposal in carried_out]
 
 
 def _proposal(proposal: ExchangeProposal) -> dict[str, Any]:
@@ -88,10 +109,24 @@ def _proposal(proposal: ExchangeProposal) -> dict[str, Any]:
     }
 
 
-def show_exchanges(console: Console, found: list[ClusterExchanges]) -> None:
-    """Print what could be exchanged."""
+def show_carried_out(
+    console: Console, carried_out: Sequence[tuple[str, ExchangeProposal]], cost_before_usd_per_hour: float
+) -> None:
+    """Print the exchanges that were carried out, and what the machines cost before."""
     console.print()
-    console.print(Text("Exchanges", style="bold"))
+    console.print(Text("Exchanged", style="bold"))
+    for cluster, proposal in carried_out[:LINES_MAX]:
+        console.print(Text(f"{cluster}: {proposal_sentences(proposal)[0]}"))
+    if len(carried_out) > LINES_MAX:
+        console.print(f"{len(carried_out) - LINES_MAX:,} more; --output json has every exchange.")
+    cost = f"Before, the clusters' machines cost {dollars_text(cost_before_usd_per_hour)}/h."
+    console.print(Text(cost if carried_out else "Nothing was exchanged."))
+
+
+def show_exchanges(console: Console, found: Sequence[ClusterExchanges], *, is_rest: bool = False) -> None:
+    """Print what could be exchanged; `is_rest`: what is left of it when no exchange is ready any more."""
+    console.print()
+    console.print(Text("Not exchanged" if is_rest else "Exchanges", style="bold"))
     if not found:
         console.print("No cluster with pods holds machines.")
     for one in found:
@@ -104,4 +139,5 @@ def show_exchanges(console: Console, found: list[ClusterExchanges]) -> None:
             console.print(Padding(Text(f"{number}. {first}"), (0, 0, 0, 2), expand=False))
             for sentence in rest:
                 console.print(Padding(Text(sentence), (0, 0, 0, 5), expand=False))
-    console.print(Text("Nothing of this is carried out: plan shows proposals.", style="dim"))
+    if not is_rest:
+        console.print(Text("Nothing of this is carried out: plan shows proposals.", style="dim"))

@@ -89,16 +89,15 @@ class Settled:
         return found
 
 
-def settle(given: PlanInput, *, cycles_max: int = CYCLES_MAX) -> Settled:
+def settle(given: PlanInput, *, targets: Mapping[str, Target] | None = None, cycles_max: int = CYCLES_MAX) -> Settled:
     """Return the fleet at rest. Raises RunFault when it still acts after so many cycles.
 
-    Transitions that are under way in the input end first.
+    Transitions that are under way in the input end first. Without `targets` all clusters are planned.
     """
     fleet = _fleet_of(given)
     given = replace(given, machines=_machines_of(fleet, given))
     counts: Counter[ActionKind] = Counter()
     cycles, holds_are_over, is_replanned = 0, False, False
-    targets: Mapping[str, Target] | None = None
     while True:
         answer = answer_to(question_of(given), given.settings, targets)
         # Demand is constant, so what was planned for it holds; a row that stays short is worth another attempt.

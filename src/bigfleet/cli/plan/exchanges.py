@@ -4,7 +4,7 @@ The prices of the files count as they are: there is no history in a file. Machin
 does not say for how long they serve.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any, Final
 
 from rich.console import Console
@@ -36,10 +36,13 @@ class ExchangeSearch:
     def __init__(self) -> None:
         self._known: dict[str, tuple[ExchangeQuestion, ClusterExchanges]] = {}
 
-    def exchanges_of(self, plan: FleetPlan, *, has_moves: bool = True) -> list[ClusterExchanges]:
+    def exchanges_of(
+        self, plan: FleetPlan, *, has_moves: bool = True, among: Set[str] | None = None
+    ) -> list[ClusterExchanges]:
         """Return what could be exchanged in each cluster that holds machines, as the plan finds them; ids ascending.
 
         Nothing for a demand without shapes: it says of no pod where it fits. `has_moves`: also between clusters.
+        `among`: only these clusters are looked at.
         """
         if not says_pods(plan.demand):
             return []
@@ -52,7 +55,7 @@ class ExchangeSearch:
             exclude=dict.fromkeys((*plan.options.unjoined, *plan.options.reserved), ExclusionReason.UNAVAILABLE),
         )
         fleet = build(SnapshotMachines(plan.snapshot, plan.options), plan.demand, plan.options)
-        questions = questions_of(fleet, context)
+        questions = [each for each in questions_of(fleet, context) if among is None or each.cluster in among]
         found = [self._answer(question) for question in questions]
         moves = moves_of(fleet, context, questions, found) if has_moves else {}
         return [with_move(each, moves.get(each.cluster)) for each in found]

@@ -5,7 +5,7 @@ everything leave that the cluster needs no longer. Then the next one is searched
 """
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,36 +42,60 @@ class Exchanged:
 def exchange_until_rest(settled: Settled, *, rounds_max: int = ROUNDS_MAX) -> Exchanged:
     """Return the fleet after every exchange that is ready; in each round at most one of a cluster.
 
-    Exchanges between clusters come when no cluster has one of its own. Raises RunFault if so many rounds do
-    not suffice, or when the fleet does not come to rest in between.
+    A round looks at the clusters that have exchanged in the one before, and at all of them when there is nothing left
+    to do for these. Exchanges between clusters come when no cluster has one of its own. Raises RunFault if so many
+    rounds do not suffice, or when the fleet does not come to rest in between.
     """
     before = settled.plan.before.serving_usd_per_hour
     search = ExchangeSearch()
     done: list[tuple[str, ExchangeProposal]] = []
+    among: Set[str] | None = None
     for _ in range(rounds_max):
-        found = search.exchanges_of(settled.plan, has_moves=False)
-        ready = _ready(found)
-        if not ready:
+        found = search.exchanges_of(settled.plan, has_moves=False, among=among)
+        carried = _carry_out(found, settled)
+        if not carried.done and among is None:
             found = search.exchanges_of(settled.plan)
-            ready = _ready(found)
-        after = {machine_id: one.machine for machine_id, one in settled.plan.given.machines.items()}
-        counts: Counter[ActionKind] = Counter()
-        served: set[str] = set()
-        for cluster, proposal in ready:
-            changed = carried_out(after, cluster, proposal, settled.plan.options.reserved)
-            # What another one took in this round is not on offer any more.
-            if changed is None or served & {cluster, proposal.taker}:
-                continue
-            counts += _actions(after, changed, proposal)
-            after |= changed
-            served |= {cluster, proposal.taker} - {""}
-            done.append((cluster, proposal))
-        if not served:
-            return Exchanged(
-                settled=settled, cost_before_usd_per_hour=before, carried_out=tuple(done), left=tuple(found)
-            )
-        settled = _at_rest_again(settled, after, served, counts)
+            carried = _carry_out(found, settled)
+            if not carried.done:
+                return Exchanged(
+                    settled=settled, cost_before_usd_per_hour=before, carried_out=tuple(done), left=tuple(found)
+                )
+        done += carried.done
+        among = {name for cluster, proposal in carried.done for name in (cluster, proposal.taker) if name} or None
+        if among:
+            settled = _at_rest_again(settled, carried, among)
     raise RunFault(f"--exchange on: no rest within {rounds_max} rounds of exchanges; report both files")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Round:
+    """What was carried out at once."""
+
+    done: list[tuple[str, ExchangeProposal]]
+    #: All machines, as they are afterwards.
+    machines: Mapping[MachineId, Machine]
+    actions: Counter[ActionKind]
+
+
+def _carry_out(found: Sequence[ClusterExchanges], settled: Settled) -> _Round:
+    """Carry out the first proposal that is ready of each cluster."""
+    machines = {machine_id: one.machine for machine_id, one in settled.plan.given.machines.items()}
+    done: list[tuple[str, ExchangeProposal]] = []
+    counts: Counter[ActionKind] = Counter()
+    busy: set[str] = set()
+    for one in found:
+        proposal = next((each for each in one.proposals if each.waits_for is None), None)
+        if proposal is None or busy & {one.cluster, proposal.taker}:
+            continue
+        changed = carried_out(machines, one.cluster, proposal, settled.plan.options.reserved)
+        # What another one took in this round is not on offer any more.
+        if changed is None:
+            continue
+        counts += _actions(machines, changed, proposal)
+        machines |= changed
+        busy |= {one.cluster, proposal.taker} - {""}
+        done.append((one.cluster, proposal))
+    return _Round(done=done, machines=machines, actions=counts)
 
 
 def carried_out(
@@ -105,12 +129,6 @@ def carried_out(
     return None if then is None else {**changed, **then}
 
 
-def _ready(found: list[ClusterExchanges]) -> list[tuple[str, ExchangeProposal]]:
-    """Return the first proposal that is ready of each cluster that has one."""
-    first = ((one.cluster, [each for each in one.proposals if each.waits_for is None][:1]) for one in found)
-    return [(cluster, proposal) for cluster, proposals in first for proposal in proposals]
-
-
 def _actions(
     machines: Mapping[MachineId, Machine], changed: Mapping[MachineId, Machine], proposal: ExchangeProposal
 ) -> Counter[ActionKind]:
@@ -125,14 +143,12 @@ def _actions(
     return counts
 
 
-def _at_rest_again(
-    settled: Settled, machines: Mapping[MachineId, Machine], exchanged: set[str], counts: Counter[ActionKind]
-) -> Settled:
+def _at_rest_again(settled: Settled, carried: _Round, exchanged: Set[str]) -> Settled:
     """Return the fleet at rest after exchanges, with everything that was done for it.
 
     The composition of a cluster that has exchanged is what it holds now, without what its pods do not need.
     """
-    plan = settled.plan
+    plan, machines = settled.plan, carried.machines
     given = replace(
         plan.given,
         machines={
@@ -147,5 +163,5 @@ def _at_rest_again(
     settings = dict.fromkeys(exchanged, plan.given.settings)
     planned = targets_of(held, demand, replace(plan.options, targets={}), settings=settings)
     after = settle(given, targets={**plan.options.targets, **planned})
-    actions = Counter(settled.actions) + counts + Counter(after.actions)
+    actions = Counter(settled.actions) + carried.actions + Counter(after.actions)
     return replace(after, cycles=settled.cycles + 1 + after.cycles, actions=dict(actions))

@@ -11,11 +11,11 @@ from typing import Final
 
 from bigfleet.cli.engine.cases import HOST
 from bigfleet.cli.plan.exchanges import ExchangeSearch
+from bigfleet.cli.plan.planning import question_of
 from bigfleet.cli.plan.settling import Settled, settle
 from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.decision import ActionKind
-from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal
 from bigfleet.model.ids import ClusterId, MachineId
@@ -146,7 +146,8 @@ def _actions(
 def _at_rest_again(settled: Settled, carried: _Round, exchanged: Set[str]) -> Settled:
     """Return the fleet at rest after exchanges, with everything that was done for it.
 
-    The composition of a cluster that has exchanged is what it holds now, without what its pods do not need.
+    A cluster that has exchanged is planned again: what its pods do not need leaves, and where machines have become
+    cheaper, more slack may be worth its price.
     """
     plan, machines = settled.plan, carried.machines
     given = replace(
@@ -158,10 +159,10 @@ def _at_rest_again(settled: Settled, carried: _Round, exchanged: Set[str]) -> Se
             for machine_id, one in plan.given.machines.items()
         },
     )
-    held = Snapshot.of([machine for machine in machines.values() if machine.cluster in exchanged])
-    demand = [need for need in plan.demand if need.cluster in exchanged]
+    asked = question_of(given)
+    demand = [need for need in asked.demand if need.cluster in exchanged]
     settings = dict.fromkeys(exchanged, plan.given.settings)
-    planned = targets_of(held, demand, replace(plan.options, targets={}), settings=settings)
+    planned = targets_of(asked.snapshot, demand, asked.options, settings=settings)
     after = settle(given, targets={**plan.options.targets, **planned})
     actions = Counter(settled.actions) + carried.actions + Counter(after.actions)
     return replace(after, cycles=settled.cycles + 1 + after.cycles, actions=dict(actions))

@@ -20,8 +20,12 @@ from bigfleet.planner import (
     closed_form,
     plan,
 )
+from bigfleet.planner.core import COMPILED
+from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.plain import PLAIN
+from bigfleet.planner.prepare import prepare
 from bigfleet.planner.search import FleetCandidate, Search
+from bigfleet.planner.starts import held
 from tests.engine.proof import in_proportion
 from tests.planner.building import CLOUD, DIMENSIONS, DOLLAR, kind, problem, services, shape, small_problems
 from tests.planner.checking import faults, reasons
@@ -402,3 +406,26 @@ def test_wrong_problems_are_named(classes: list[MachineClass], shapes: list[Plan
     """The fault names the place, the value and what to do."""
     with pytest.raises(ProblemFault, match=text):
         plan(problem(classes, shapes))
+
+
+def test_no_pod_is_out_of_stock_that_held_machines_host_in_some_order() -> None:
+    """A greedy fill leaves pods in some of these fleets, first-fit-decreasing in one of its orders leaves none."""
+    hosted = 0
+    for seed in range(150):
+        random = Random(seed)
+        kinds = (("small", 1900, 7318, 8), ("medium", 3900, 30_000, 3), ("large", 7900, 14_937, 3))
+        classes = [
+            kind(key, cpu, memory, cpu / 25_000, held=random.randint(1, most)) for key, cpu, memory, most in kinds
+        ]
+        classes = [replace(one, stock=0) for one in classes]
+        cpus, memories = (100, 250, 500, 1000, 1700), (256, 512, 2048, 4096, 7000)
+        rows = range(random.randint(2, 8))
+        shapes = [
+            shape(random.choice(cpus), random.choice(memories), random.randint(1, 6), 3, priority=n) for n in rows
+        ]
+        asked = problem(classes, shapes)
+        core = prepare(asked, COMPILED).every_column
+        if not FirstFit(core).pack(held(core)).left.any():
+            hosted += 1
+            assert plan(asked, LITTLE).unhosted == (), seed
+    assert hosted > 100

@@ -9,7 +9,9 @@ from bigfleet.planner.arena import Int
 from bigfleet.planner.composition import Unhosted, UnhostedReason
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import Filled, fill, least_prices, size_order
+from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.prepare import Prepared
+from bigfleet.planner.starts import held
 
 
 def filled(core: Core, wanted: Int) -> Filled:
@@ -31,12 +33,13 @@ def filled(core: Core, wanted: Int) -> Filled:
 def admit(prepared: Prepared) -> Prepared:
     """Return what the stock suffices for; the rest is set aside as out of stock, lowest precedence first.
 
-    When the columns worth looking at do not suffice, all columns take part.
+    When the columns worth looking at do not suffice, all columns take part. A greedy fill does not find room for all
+    that held machines host in some order of packing, and the search begins with these.
     """
     if not filled(prepared.core, prepared.core.count).left.any():
         return prepared
     core = prepared.every_column
-    if not filled(core, core.count).left.any():
+    if not filled(core, core.count).left.any() or _held_suffice(core):
         return replace(prepared, core=core)
     admitted = np.zeros(len(core.parts), np.int64)
     ranks = np.array([core.problem.shapes[part.shape].rank for part in core.parts], np.int64)
@@ -52,6 +55,11 @@ def admit(prepared: Prepared) -> Prepared:
     return replace(
         prepared, core=core.with_parts(places, admitted), unhosted=tuple(sorted(unhosted, key=lambda each: each.shape))
     )
+
+
+def _held_suffice(core: Core) -> bool:
+    base = held(core)
+    return bool(base) and not FirstFit(core).pack(base).left.any()
 
 
 def _admitted_of_rank(core: Core, before: Int, members: Sequence[int]) -> Int:

@@ -15,7 +15,7 @@ from bigfleet.planner.prepare import Prepared, prepare
 from bigfleet.planner.problem import BILLION, Problem
 from bigfleet.planner.sample import plan_sample
 from bigfleet.planner.search import Effort, FleetCandidate, Search, leader
-from bigfleet.planner.starts import completed, kinds, leading_kinds, led_fleets, merged, within_stock
+from bigfleet.planner.starts import completed, held, kinds, leading_kinds, led_fleets, merged, within_stock
 
 DEFAULT: Final = Effort()
 #: Leading types of the closed form, and the fleets that it compares.
@@ -73,13 +73,6 @@ def closed_form(problem: Problem, kernels: Kernels = COMPILED) -> Composition:
         return _composition(prepared, *greedy_packing(core), (), 0)
     best = min(whole, key=lambda fleet: (core.price(fleet), fleet))
     return _composition(prepared, best, first_fit.pack(best).on, (FleetCandidate(core.price(best), best, 0),), 0)
-
-
-def held(core: Core) -> Fleet:
-    """Return the fleet of what is held and stays: nothing when machines may be exchanged."""
-    if core.problem.may_exchange:
-        return ()
-    return tuple((c, column.stock) for c, column in enumerate(core.columns) if column.is_held)
 
 
 def _searched(core: Core, effort: Effort) -> tuple[list[FleetCandidate], int]:

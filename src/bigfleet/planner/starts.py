@@ -108,6 +108,13 @@ def stock_beside(core: Core, fleet: Fleet) -> Int:
     return stock
 
 
+def held(core: Core) -> Fleet:
+    """Return the fleet of what is held and stays: nothing when machines may be exchanged."""
+    if core.problem.may_exchange:
+        return ()
+    return tuple((c, column.stock) for c, column in enumerate(core.columns) if column.is_held)
+
+
 def is_held(core: Core) -> Int:
     """Return 1 for the columns of held machines, (C)."""
     return np.array([int(column.is_held) for column in core.columns], np.int64)

@@ -7,7 +7,6 @@ import pytest
 
 from bigfleet.cli.get.columns import EXCHANGES
 from bigfleet.cli.get.exchange_records import exchange_records
-from bigfleet.cli.plan.command import _proposes
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.shard.command import ShardFlags
 from bigfleet.exchange.course import ExchangeEnd, ExchangePhase
@@ -175,9 +174,3 @@ async def test_an_exchange_that_was_abandoned_says_why() -> None:
 def test_every_end_has_a_sentence() -> None:
     """Which is not the name of the end."""
     assert len({end_sentence(end) for end in ExchangeEnd}) == len(ExchangeEnd)
-
-
-def test_a_plan_carries_nothing_out() -> None:
-    """The refusal says what to use."""
-    with pytest.raises(UsageFault, match="a plan carries nothing out; use propose, or bigfleet shard --exchange on"):
-        _proposes("on")

@@ -30,6 +30,7 @@ from bigfleet.exchange.values import (
     WholeCluster,
     total_usd,
 )
+from bigfleet.planner.composition import Composition
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import NANO, Problem, ProblemFault
 
@@ -121,7 +122,7 @@ def _of_part(part: ExchangePart, settings: ExchangeSettings, budget: int) -> Ite
     )
     goes, comes = _less(goes, pairs), _less(target.added, pairs)
     if any(goes) and any(comes) and not target.unhosted:
-        yield from _Steps(part, settings, budget, held, target.lost_millipods).run(goes, comes)
+        yield from _Steps(part, settings, budget, held, target).run(goes, comes)
 
 
 def _is_same(problem: Problem, number: int) -> bool:
@@ -151,11 +152,14 @@ class _Steps:
     """Cuts the way from what a part holds to a target into steps."""
 
     def __init__(
-        self, part: ExchangePart, settings: ExchangeSettings, budget: int, held: _Counts, lost_millipods_allowed: int
+        self, part: ExchangePart, settings: ExchangeSettings, budget: int, held: _Counts, target: Composition
     ) -> None:
-        self._lost_millipods_allowed = lost_millipods_allowed
         self._part, self._settings, self._budget = part, settings, budget
         self._assessor = FleetAssessor(replace(part.problem, may_exchange=True))
+        # The planner chose the target in other orders, in which it looks better than in those of the assessor.
+        assessed = self._assessor.assess(target.retained, target.added)
+        lost_millipods = 0 if assessed is None else assessed.lost_millipods
+        self._lost_millipods_allowed = max(target.lost_millipods, lost_millipods)
         self._held, self._added = held, (0,) * len(held)
 
     def run(self, goes: _Counts, comes: _Counts) -> Iterator[ExchangeProposal]:

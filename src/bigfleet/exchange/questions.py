@@ -170,7 +170,7 @@ def _block_reason(
         return BlockReason.WAITING_PODS
     if any(row.acquired or row.victims for row in rows) or any(not host.is_configured for host in cluster.hosts):
         return BlockReason.MACHINES_CHANGING
-    claimed = {placement.machine_id for row in rows for placement in row.placements}
+    claimed = {machine_id for row in rows for machine_id in row.claimed}
     # What nothing claims and no target keeps is excess: it goes without an exchange, unless its operator refuses.
     excess = [host for host in cluster.hosts if host.machine.id not in claimed and not host.is_target]
     goes = any(context.exclude.get(host.machine.id) is not ExclusionReason.WOULD_NOT_FIT for host in excess)

@@ -153,6 +153,17 @@ def test_a_machine_that_another_cluster_could_spare_is_named(files: Files) -> No
     )
 
 
+def test_a_row_without_shapes_beside_others_is_the_reason(files: Files) -> None:
+    """Its machines are not excess, although no pod is placed on them."""
+    files.write_machines([dear("d1"), dear("d2"), dear("d3"), spot("s1")])
+    files.write_needs([*NEEDS, {"id": "batch", "cluster": "shop", "aggregate": {"cpu": "5"}, "min_unit": {"cpu": "1"}}])
+
+    found = json.loads(files.text("--exchange", "propose", "--output", "json"))
+
+    assert found["plan"]["actions"] == []
+    assert found["exchanges"]["clusters"]["shop"]["blocked"] == "demand-without-pods"
+
+
 # ---- carried out -----------------------------------------------------------------------------------------------------
 
 

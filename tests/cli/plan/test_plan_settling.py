@@ -46,6 +46,39 @@ def test_every_machine_that_a_cluster_holds_at_rest_is_named(files: Files) -> No
     assert document["shortfalls"] == []
 
 
+def test_a_gang_that_no_domain_hosts_whole_keeps_its_machine(files: Files) -> None:
+    """One of its four pods runs on a machine that another gang, of equal priority, would take from a lower row."""
+    zone = {"zone": "a", "capacity_type": "BareMetal"}
+    large = {"cpu": "8", "memory": "16Gi", "pods": "3"}
+    files.write_machines(
+        [
+            {"id": "m0", "state": "Configured", "cluster": "c1", "allocatable": large, **zone},
+            {"id": "m1", "allocatable": {"cpu": "4", "memory": "8Gi"}, **zone},
+            {"id": "m2", "state": "Speculative", "allocatable": {"cpu": "8", "memory": "32Gi"}, **zone},
+        ]
+    )
+
+    def row(name: str, cluster: str, priority: int, cpu: str, memory: str, count: int, **more: Any) -> dict[str, Any]:
+        shapes = [{"resources": {"cpu": cpu, "memory": memory}, "count": count}]
+        return {"id": name, "cluster": cluster, "priority": priority, "shapes": shapes, **more}
+
+    same = {"requirements": [["topology.kubernetes.io/zone", "Same"]]}
+    files.write_needs(
+        [
+            row("low", "c0", 0, "1", "2Gi", 4),
+            row("high", "c1", 1000, "500m", "6Gi", 2),
+            row("other", "c1", 100, "2", "6Gi", 4, group="other", **same),
+            row("gang", "c0", 100, "5", "6Gi", 4, group="gang", **same),
+        ]
+    )
+
+    document = settled(files)
+
+    assert document["actions"] == {"Bootstrap": 1, "Provision": 1, "Reclaim": 0, "Preempt": 0, "Delete": 0}
+    (machine,) = document["clusters"]["c0"]["machines"]
+    assert [(claim["row"], claim["count"]) for claim in machine["claims"]] == [("gang", 1), ("low", 3)]
+
+
 def test_preemption_takes_its_way_until_rest(files: Files) -> None:
     """The victim drains, goes to the higher priority, and its row stays short."""
     files.write_machines(MACHINES[:2])

@@ -72,7 +72,7 @@ def acquire(fleet: DecisionState) -> None:
 
 def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> None:
     """Take back for higher rows what a target of other demand gave to lower ones, and acquire for these."""
-    if prices is None or not restore_precedence(cluster):
+    if prices is None or not restore_precedence(cluster, fleet):
         return
     for row in cluster.rows:
         if row.has_left and row.may_acquire:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.gangs import choose_again
 from bigfleet.engine.shapes.hosting import (
     capacity,
     clear_rows,
@@ -103,11 +104,11 @@ def _taken(host: HostState) -> Iterator[tuple[RowState, int, int]]:
             yield row, d, milli
 
 
-def restore_precedence(cluster: ClusterState) -> bool:
+def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     """Place the rows of a cluster with a plan by precedence if that serves a higher row better; returns whether it did.
 
-    Planned pods are placed before all others. A plan that was made for other demand may so leave room to a lower row
-    that a higher one lacks.
+    Planned pods are placed before all others. A plan that was made for other demand, or without a gang that no domain
+    hosts whole, may so leave room to a lower row that a higher one lacks. A gang without a domain chooses again.
     """
     rows = [row for row in cluster.rows if not _is_fixed(row)]
     left = [_unserved(row) for row in rows]
@@ -115,12 +116,19 @@ def restore_precedence(cluster: ClusterState) -> bool:
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
         return False
     before = save(cluster)
+    without = [(row, row.matching) for row in rows if row.same_key is not None and row.domain is None]
     clear_rows(rows, cluster.hosts)
     for row in rows:
-        place_row(row, cluster.hosts)
+        if row.same_key is not None and row.domain is None:
+            choose_again(row, fleet)
+        else:
+            place_row(row, cluster.hosts)
     if [_unserved(row) for row in rows] < left:
         return True
     restore(cluster, before)
+    for row, matching in without:
+        row.domain, row.matching = None, matching
+        row.is_satisfiable = row.is_held = False
     return False
 
 

@@ -65,8 +65,8 @@ _Exchange = Annotated[
     str,
     typer.Option(
         metavar="MODE",
-        help="Exchanges of held machines for cheaper ones: off, propose to show them, or with --until-settled on to "
-        "carry them out, too.",
+        help="Exchanges of held machines for cheaper ones: off, propose (show them) or, with --until-settled, on "
+        "(carry them out).",
     ),
 ]
 _Output = Annotated[str, typer.Option(metavar="FORM", help="Output format: table or json.")]

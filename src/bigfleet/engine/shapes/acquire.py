@@ -71,7 +71,7 @@ def acquire(fleet: DecisionState) -> None:
 
 
 def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> None:
-    """Take back for higher rows what a target of other demand gave to lower ones, and acquire for these."""
+    """Take back for higher rows what the claims of a target gave to lower ones, and acquire for these."""
     if prices is None or not restore_precedence(cluster, fleet):
         return
     for row in cluster.rows:

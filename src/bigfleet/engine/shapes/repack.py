@@ -116,17 +116,17 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
         return False
     before = save(cluster)
-    without = [(row, row.matching) for row in rows if row.same_key is not None and row.domain is None]
+    without_domain = {row: row.matching for row in rows if row.same_key is not None and row.domain is None}
     clear_rows(rows, cluster.hosts)
     for row in rows:
-        if row.same_key is not None and row.domain is None:
+        if row in without_domain:
             choose_again(row, fleet)
         else:
             place_row(row, cluster.hosts)
     if [_unserved(row) for row in rows] < left:
         return True
     restore(cluster, before)
-    for row, matching in without:
+    for row, matching in without_domain.items():
         row.domain, row.matching = None, matching
         row.is_satisfiable = row.is_held = False
     return False

@@ -211,10 +211,19 @@ async def calls_of_shard(live: LiveShard) -> dict[str, grpc.StatusCode]:
         codes[name] = await code_of(getattr(live.read, name)(request))
     health: Any = health_pb2_grpc.HealthStub(live.channel)
     codes["Health"] = await code_of(health.Check(health_pb2.HealthCheckRequest()))
+    codes["Reflection"] = await code_of_reflection(live)
+    return codes
+
+
+async def code_of_reflection(live: LiveShard) -> grpc.StatusCode:
+    """Return how a list of services ends; a refusal may come before its request and cross it."""
     reflection: Any = reflection_pb2_grpc.ServerReflectionStub(live.channel)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
-    codes["Reflection"] = await code_of(reflection.ServerReflectionInfo(iter([asked])))
-    return codes
+    while True:
+        call = reflection.ServerReflectionInfo(iter([asked]))
+        code = await code_of(call)
+        if (code, await call.details()) != CROSSED:
+            return code
 
 
 def let_in(codes: dict[str, grpc.StatusCode]) -> set[str]:

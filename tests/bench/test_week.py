@@ -205,7 +205,7 @@ def test_wrong_options_end_with_one_line(arguments: list[str], said: str, capsys
 @pytest.mark.slow
 def test_some_hours_in_each_mode() -> None:
     """`propose` acts as `off` does; `on` exchanges machines, costs no more, and takes no pod's place."""
-    minutes = 500  # machines cool for six hours
+    minutes = 600  # machines cool for six hours, and what is begun then takes its time
     paths = paths_of(0, minutes=minutes, clusters=1, slots=12)
     off, propose, on = (
         run_week(paths, mode=mode, seed=0, slots=12)

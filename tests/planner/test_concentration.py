@@ -17,9 +17,11 @@ LITTLE = Effort(rounds=3, proposals=40, simulated=6, orders=2, final_orders=2, f
 HALF = Fraction(1, 2)
 
 
-def spot(key: str, dollars: float, *, held: int = 0, stock: int | None = None) -> MachineClass:
-    """Return a class of 4 cpu and 16 GiB that is a pool of its own."""
-    return replace(kind(key, 4000, 16384, dollars, probability=1000, held=held, stock=stock), pool=key)
+def spot(
+    key: str, dollars: float, *, cpu: int = 4, gib: int = 16, held: int = 0, stock: int | None = None
+) -> MachineClass:
+    """Return a class that is a pool of its own."""
+    return replace(kind(key, cpu * 1000, gib * 1024, dollars, probability=1000, held=held, stock=stock), pool=key)
 
 
 def answer(
@@ -68,6 +70,35 @@ def test_machines_on_demand_take_over_where_one_pool_is_all_there_is() -> None:
 
     assert pool_shares(asked, found)["a"] <= HALF
     assert found.counts[1] > 0
+
+
+def test_a_pool_is_cut_for_the_supply_that_there_is_then() -> None:
+    """Of 10 cheap machines in 13 half of the supply is 8: the larger machines that come instead bring more supply."""
+    classes = (spot("a", 0.04), spot("b", 0.05, gib=32), spot("c", 0.3, cpu=16, gib=32))
+    shapes = [
+        shape(1000, 4096, 41, classes, penalty=4.0),
+        shape(500, 1024, 27, classes, penalty=4.0),
+    ]
+
+    asked, found = answer(classes, shapes)
+
+    assert max(pool_shares(asked, found).values()) <= HALF
+    assert found.cost <= 0.85 * 10**9, "with 7, 4 and 2 machines it cost $1.08 an hour"
+
+
+@pytest.mark.parametrize(
+    ("dollars", "is_kept"), [(0.2, False), (0.045, True)], ids=["others are dear", "others are cheap"]
+)
+def test_a_pool_may_exceed_the_limit_by_a_tenth_where_keeping_it_is_dear(dollars: float, is_kept: bool) -> None:
+    """Five machines of 12 cpu are 54 % of the supply; with four, three more of another pool are needed."""
+    classes = (spot("a", 0.12, cpu=12, gib=48), spot("b", 0.16, stock=8), spot("c", dollars, stock=60))
+
+    asked, found = answer(classes, services(classes, count=109))
+
+    share = max(pool_shares(asked, found).values())
+    assert (share <= HALF) == is_kept
+    assert share <= HALF * Fraction(11, 10)
+    assert not faults(asked, found)
 
 
 def test_pods_count_for_more_than_the_limit() -> None:

@@ -5,7 +5,7 @@ a composition that would host fewer is not taken, and held machines are not exch
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Final
@@ -16,35 +16,50 @@ from bigfleet.planner.problem import MachineClass, Problem
 #: The limit applies from so many machines in pools: fewer cannot be divided sensibly.
 _MACHINES_LEAST: Final = 10
 _ROUNDS: Final = 4
+#: A composition that costs little more than the cheapest without the limit is not improved.
+_CLOSE: Final = Fraction(103, 100)
+#: Machines are whole: a share that is so much above the limit counts as within it, if ...
+_NEAR: Final = Fraction(11, 10)
+#: ... no composition strictly within it costs less than so many times as much.
+_DEAR: Final = Fraction(105, 100)
 
 
 def limit_pools(problem: Problem, compute: Callable[[Problem], Composition]) -> Composition:
     """Return the composition of a problem in which no pool is above `pool_percent_max`, as far as that is possible.
 
-    Of several rounds the first within the limit counts, else the one whose largest share is the smallest. Classes
-    whose `pool` is empty are not limited, nor is a pool that hosts only pods without a penalty.
+    The cheapest round within the limit counts. One that is a tenth above it at most counts where the limit costs more
+    than a twentieth; without either, the round whose largest share is the smallest. Classes whose `pool` is empty are
+    not limited, nor is a pool that hosts only pods without a penalty.
     """
-    answer = best = compute(problem)
-    shares = pool_shares(problem, answer)
-    most = Fraction(problem.pool_percent_max, 100)
-    lowest = _largest(shares)
+    answer = compute(problem)
+    unlimited, fewest = _completed(problem, answer), _unhosted(answer)
+    limit = Fraction(problem.pool_percent_max, 100)
+    rounds: list[tuple[Fraction, Composition]] = []
     asked = problem
-    limits: set[str] = set()
-    for _ in range(_ROUNDS):
-        too_large = {pool: most / share for pool, share in shares.items() if share > most}
-        if not too_large:
+    limits: dict[str, int] = {}
+    while _unhosted(answer) <= fewest:
+        shares = pool_shares(problem, answer)
+        largest = max(shares.values(), default=Fraction(0))
+        rounds.append((largest, answer))
+        if len(rounds) > _ROUNDS or (largest <= limit and _completed(problem, answer) <= _CLOSE * unlimited):
             break
-        limits.update(too_large)
-        changed = _with_less_stock(asked, answer, too_large)
+        limits |= _changes(problem, answer, shares, limits)
+        changed = _with_stock(problem, answer, limits)
         if changed == asked:
             break
         asked, answer = changed, compute(changed)
-        if _unhosted(answer) > _unhosted(best):
-            break
-        shares = pool_shares(problem, answer)
-        if _largest(shares) < lowest:
-            best, lowest = answer, _largest(shares)
-    return replace(best, limited_pools=tuple(sorted(limits)))
+    return replace(_chosen(problem, rounds), limited_pools=tuple(sorted(limits)))
+
+
+def _chosen(problem: Problem, rounds: Sequence[tuple[Fraction, Composition]]) -> Composition:
+    limit = Fraction(problem.pool_percent_max, 100)
+    strict = [answer for share, answer in rounds if share <= limit]
+    near = [answer for share, answer in rounds if share <= _NEAR * limit]
+    if not near:
+        return min(rounds, key=lambda each: each[0])[1]
+    cheapest, *others = (min(some, key=lambda each: _completed(problem, each)) for some in (near, strict) if some)
+    dearest = _DEAR * _completed(problem, cheapest)
+    return next((answer for answer in others if _completed(problem, answer) <= dearest), cheapest)
 
 
 def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
@@ -77,14 +92,23 @@ def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
     return shares
 
 
-def _with_less_stock(problem: Problem, answer: Composition, parts: Mapping[str, Fraction]) -> Problem:
-    """Return the problem with so much of each pool's machines as stock, the cheapest of them; held ones stay."""
-    left: dict[str, int] = {}
-    for pool, part in parts.items():
-        members = [n for n, kind in enumerate(problem.classes) if kind.pool == pool]
-        retained = sum(answer.retained[n] for n in members)
-        added = sum(answer.added[n] for n in members)
-        left[pool] = max(0, min(added - 1, int((retained + added) * part) - retained))
+def _changes(
+    problem: Problem, answer: Composition, shares: Mapping[str, Fraction], limits: Mapping[str, int]
+) -> dict[str, int]:
+    """Return the limits to try next: of pools above theirs, else, half-way up, of those that had to make do."""
+    limit = Fraction(problem.pool_percent_max, 100)
+    counts = {pool: _machines(problem, answer.counts, pool) for pool in shares}
+    most = {pool: int(counts[pool] * limit / share) for pool, share in shares.items() if share}
+    above = [pool for pool, count in most.items() if counts[pool] > count]
+    if above:
+        return {pool: most[pool] for pool in above}
+    scarce = [pool for pool, count in limits.items() if counts.get(pool) == count]
+    return {pool: (counts[pool] + most[pool] + 1) // 2 for pool in scarce}
+
+
+def _with_stock(problem: Problem, answer: Composition, limits: Mapping[str, int]) -> Problem:
+    """Return the problem with so many machines of each pool, held ones first, which stay, then the cheapest."""
+    left = {pool: max(0, limit - _machines(problem, answer.retained, pool)) for pool, limit in limits.items()}
     classes: dict[int, MachineClass] = {}
     for n in sorted(range(len(problem.classes)), key=lambda n: (problem.classes[n].cost, problem.classes[n].key)):
         kind = problem.classes[n]
@@ -95,8 +119,13 @@ def _with_less_stock(problem: Problem, answer: Composition, parts: Mapping[str, 
     return replace(problem, classes=tuple(classes.get(n, kind) for n, kind in enumerate(problem.classes)))
 
 
-def _largest(shares: Mapping[str, Fraction]) -> Fraction:
-    return max(shares.values(), default=Fraction(0))
+def _machines(problem: Problem, counts: Sequence[int], pool: str) -> int:
+    return sum(count for kind, count in zip(problem.classes, counts, strict=True) if kind.pool == pool)
+
+
+def _completed(problem: Problem, answer: Composition) -> Fraction:
+    """Return the cost with that of lost pods, each of which counts as the average pod."""
+    return answer.cost * (1 + Fraction(answer.lost_millipods, 1000 * max(1, problem.pods)))
 
 
 def _unhosted(answer: Composition) -> int:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from typer.testing import CliRunner
@@ -32,6 +32,44 @@ def held(document: Any) -> dict[str, list[tuple[str, str]]]:
         cluster: [(machine["id"], ", ".join(machine["rows"])) for machine in found["machines"]]
         for cluster, found in document["clusters"].items()
     }
+
+
+_RACK: Final = "topology.example/rack"
+
+
+def _machine(
+    name: str,
+    cpu: int,
+    gib: int,
+    capacity_type: str,
+    price: float,
+    rack: str,
+    *,
+    pods: int = 110,
+    gpus: int = 0,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return a machine of an inventory file; Idle, or Configured where a cluster is given."""
+    allocatable = {"cpu": str(cpu), "memory": f"{gib}Gi", "pods": str(pods)}
+    if gpus:
+        allocatable["nvidia.com/gpu"] = str(gpus)
+    return {
+        "id": name,
+        "state": "Configured" if "cluster" in more else "Idle",
+        "instance_type": f"t{cpu}",
+        "zone": rack[0],
+        "capacity_type": capacity_type,
+        "price_per_hour": price,
+        "labels": {_RACK: rack},
+        "allocatable": allocatable,
+        **more,
+    }
+
+
+def _row(name: str, cluster: str, priority: int, cpu: str, memory: str, count: int, **more: Any) -> dict[str, Any]:
+    """Return a row of a demand file with pods of one shape."""
+    shapes = [{"resources": {"cpu": cpu, "memory": memory}, "count": count}]
+    return {"id": name, "cluster": cluster, "priority": priority, "shapes": shapes, **more}
 
 
 def test_every_machine_that_a_cluster_holds_at_rest_is_named(files: Files) -> None:
@@ -77,6 +115,65 @@ def test_a_gang_that_no_domain_hosts_whole_keeps_its_machine(files: Files) -> No
     assert document["actions"] == {"Bootstrap": 1, "Provision": 1, "Reclaim": 0, "Preempt": 0, "Delete": 0}
     (machine,) = document["clusters"]["c0"]["machines"]
     assert [(claim["row"], claim["count"]) for claim in machine["claims"]] == [("gang", 1), ("low", 3)]
+
+
+def test_a_machine_that_a_higher_row_leaves_to_lower_ones_goes_to_the_row_between(files: Files) -> None:
+    """The third row gets m1, which the second does not need: a pod of the lowest row stands where it has its place."""
+    files.write_machines(
+        [
+            _machine("m0", 8, 16, "Reserved", 0.8, "a-0"),
+            _machine("m1", 8, 32, "BareMetal", 0.8, "a-1"),
+            _machine("m2", 16, 64, "OnDemand", 0.4, "a-2", state="Speculative"),
+        ]
+    )
+    files.write_needs(
+        [
+            _row("first", "c1", 1000, "1", "512Mi", 1, interruption_bucket=3, requirements=[[_RACK, "Same"]]),
+            _row("second", "c1", 1000, "3", "6Gi", 1),
+            _row("third", "c2", 1000, "3", "6Gi", 1),
+            _row("low", "c1", 100, "3", "2Gi", 8),
+            _row("large", "c0", 1000, "4", "512Mi", 3),
+        ]
+    )
+
+    document = settled(files)
+
+    assert document["actions"]["Preempt"] <= 1
+    claims = [claim for cluster in document["clusters"].values() for m in cluster["machines"] for claim in m["claims"]]
+    served = {name: sum(claim["count"] for claim in claims if claim["row"] == name) for name in ("third", "low")}
+    assert served == {"third": 1, "low": 1}
+
+
+def test_a_machine_planned_for_a_gang_is_not_acquired_if_the_gang_finds_no_domain(files: Files) -> None:
+    """Other clusters take what the gangs' target counts on; no row is left for which a machine of it could be bound."""
+    cloud: dict[str, Any] = {"state": "Speculative"}
+    files.write_machines(
+        [
+            _machine("m00", 8, 32, "Reserved", 0.4, "a-r0", pods=10),
+            _machine("m01", 8, 32, "OnDemand", 0.4, "a-r1", **cloud),
+            _machine("m03", 8, 32, "BareMetal", 0.4, "b-r3"),
+            _machine("m04", 16, 64, "BareMetal", 0.8, "b-r0", gpus=4, cluster="c0", assigned_priority=1000),
+            _machine("m05", 16, 64, "OnDemand", 0.4, "a-r2", **cloud),
+            _machine("m06", 16, 64, "Reserved", 1.6, "a-r0"),
+            _machine("m07", 8, 16, "Reserved", 0.4, "a-r1"),
+            _machine("m12", 8, 32, "Reserved", 0.8, "b-r0", gpus=4),
+            _machine("m13", 8, 32, "Reserved", 0.4, "a-r1", pods=10),
+        ]
+    )
+    same = {"requirements": [[_RACK, "Same"]]}
+    files.write_needs(
+        [
+            _row("r1", "c2", 100, "4", "6Gi", 1),
+            _row("r2", "c0", 0, "1", "6Gi", 6, **same),
+            _row("r3", "c0", 1000, "4", "6Gi", 5, **same),
+            _row("r5", "c2", 100, "4", "512Mi", 8),
+        ]
+    )
+
+    document = settled(files)
+
+    machines = [machine for cluster in document["clusters"].values() for machine in cluster["machines"]]
+    assert all(machine["claims"] for machine in machines)
 
 
 def test_preemption_takes_its_way_until_rest(files: Files) -> None:

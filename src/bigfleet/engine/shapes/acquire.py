@@ -5,7 +5,7 @@ target composition, machines of its classes are taken first. A row that is parke
 acquires nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
@@ -13,9 +13,11 @@ from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned, keep_spread
 from bigfleet.engine.shapes.gangs import choose_again
 from bigfleet.engine.shapes.hosting import (
+    bound_for,
     capacity,
     clear_row,
     clear_rows,
+    fitting,
     may_host,
     place,
     place_more,
@@ -23,12 +25,14 @@ from bigfleet.engine.shapes.hosting import (
     places_of,
     put_back,
     spread_counts,
+    unplace,
     with_room,
 )
 from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore_precedence
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
+from bigfleet.model.machine import Machine
 from bigfleet.model.profile import TopologySpread
 from bigfleet.model.states import CapacityType, MachineState
 
@@ -66,6 +70,7 @@ def acquire(fleet: DecisionState) -> None:
         for row in cluster.rows:
             keep_spread(row)
         _give_back_unclaimed(cluster)
+    _hand_over(clusters, fleet, prices)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
@@ -79,6 +84,48 @@ def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Pric
             _acquire(row, fleet, prices)
 
 
+def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]) -> None:
+    """Give rows the machines that a row above them acquired as planned, and that then served rows below them only.
+
+    A row of another cluster that comes between the two would preempt such a machine as soon as it is Configured, and
+    find it acquired in the same way in the cycle after.
+    """
+    passed = [
+        (host, cluster, fleet.notes[host.machine.id].row)
+        for cluster in clusters
+        for host in cluster.acquired
+        if host.machine.id in fleet.notes
+    ]
+    passed = [entry for entry in passed if entry[2] not in entry[0].rows()]
+    losers: set[RowState] = set()
+    for row in fleet.rows if passed else ():
+        for host, cluster, acquirer in passed:
+            if not (row.has_left and row.may_acquire and row.cluster.id in prices and cluster is not row.cluster):
+                continue
+            # A gang that lost another machine may have given this one back.
+            is_between = host in cluster.acquired and host.is_claimed and acquirer.rank < row.rank
+            if not is_between or bound_for(host, cluster).rank < row.rank or not _could_host(row, host, fleet):
+                continue
+            losers |= host.rows()
+            clear_rows(host.rows(), [host])
+            fleet.notes.pop(host.machine.id, None)
+            _give_back(host, cluster)
+            _acquire(row, fleet, prices[row.cluster.id])
+    for row in sorted(losers, key=lambda row: row.rank):
+        if row.may_acquire and row.cluster.id in prices:
+            _acquire(row, fleet, prices[row.cluster.id])
+    for cluster in clusters if losers else ():
+        _give_back_unclaimed(cluster)
+
+
+def _could_host(row: RowState, host: HostState, fleet: DecisionState) -> bool:
+    """Return whether the machine, empty, could host something that the row has left."""
+    if not row.may_use(host.machine, host.shape):
+        return False
+    room = fleet.host(row.cluster, host.machine).room
+    return row.divisible is not None or any(fitting(room, group.request, 1) for group in row.groups if group.left)
+
+
 def _use_what_is_free(cluster: ClusterState) -> None:
     """Place what rows have left on what the cluster has now.
 
@@ -90,10 +137,18 @@ def _use_what_is_free(cluster: ClusterState) -> None:
 
 
 def _give_back_unclaimed(cluster: ClusterState) -> None:
-    """Give back what was acquired and is neither claimed nor in the target: it would be excess at once."""
+    """Give back what was acquired and is neither claimed nor in the target: it would be excess at once.
+
+    So is what a target has for a gang that then found no domain, if no other row could use it.
+    """
     for host in list(cluster.acquired):
-        if not host.is_claimed and not host.is_target:
+        if not host.is_claimed and not (host.is_target and _is_wanted(host.machine, host.shape, cluster)):
             _give_back(host, cluster)
+
+
+def _is_wanted(machine: Machine, shape: int, cluster: ClusterState) -> bool:
+    """Return whether the machine could be acquired for a row of the cluster."""
+    return any(row.may_acquire and row.may_use(machine, shape) for row in cluster.rows)
 
 
 def _prices(cluster: ClusterState, fleet: DecisionState) -> Prices:
@@ -182,6 +237,8 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
     if cluster.acquired or cluster.unavailable:
         # What was planned on a machine that is not to be had may have its place on what the cluster holds.
         place_row(row, cluster.hosts if cluster.planned else cluster.acquired)
+    if cluster.unavailable and row.same_key is None and spread is None:
+        _displace(row, cluster.hosts)
     while row.has_left:
         offers = [offer for offer in fleet.usable(row) if offer.available]
         found = _choose(row, offers, fleet, prices)
@@ -191,6 +248,29 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
         for _ in range(1 if choice.fill.shares else repetitions(choice, choice.offer.available)):
             _take_noted(row, found, fleet)
             place_row(row, cluster.hosts[-1:])
+
+
+def _displace(row: RowState, hosts: Sequence[HostState]) -> None:
+    """Place pods of the row where a plan has pods of lower rows of its cluster, which then have their turn.
+
+    Without this the row would take a machine that rows of other clusters between the two need.
+    """
+    for group in row.groups:
+        for host in hosts:
+            if not group.left:
+                break
+            lower = [
+                (other, count)
+                for other, count in host.claims.items()
+                if other.row.rank > row.rank and other.row.same_key is None and other.row.spread is None
+            ]
+            if not lower or not may_host(group, host):
+                continue
+            for other, _ in lower:
+                unplace(other, host)
+            place(group, host, capacity(group, host))
+            for other, count in sorted(lower, key=lambda entry: (entry[0].row.rank, entry[0].index)):
+                place(other, host, min(count, capacity(other, host)))
 
 
 def _acquire_spread(row: RowState, spread: TopologySpread, fleet: DecisionState, prices: Prices) -> None:
@@ -347,7 +427,7 @@ def _complete_target(cluster: ClusterState, fleet: DecisionState) -> None:
         return
     for offer in fleet.idle_first():
         key = class_key(offer.example)
-        if not any(row.may_acquire and row.may_use(offer.example, offer.shape) for row in cluster.rows):
+        if not _is_wanted(offer.example, offer.shape, cluster):
             continue
         while missing.get(key, 0) > 0 and offer.available:
             missing[key] -= 1

@@ -144,6 +144,59 @@ def test_a_machine_that_a_higher_row_leaves_to_lower_ones_goes_to_the_row_betwee
     assert served == {"third": 1, "low": 1}
 
 
+def test_a_row_does_not_wait_for_a_machine_that_lower_pods_of_another_cluster_could_free(files: Files) -> None:
+    """Pods of `high` are planned on three machines, and fit on two, where the plan has lower pods: m1 is another's."""
+    held: dict[str, Any] = {"cluster": "c0", "assigned_priority": 1000}
+    files.write_machines(
+        [
+            _machine("m0", 16, 64, "BareMetal", 0.4, "a-0", pods=10, **held),
+            _machine("m1", 4, 16, "BareMetal", 0.1, "a-1", cluster="c0", assigned_priority=0),
+            _machine("m2", 8, 16, "Spot", 0.2, "b-0", state="Speculative", interruption_probability=0.001),
+        ]
+    )
+    files.write_needs(
+        [
+            _row("high", "c0", 1000, "3", "512Mi", 5),
+            _row("between", "c1", 100, "4", "2Gi", 1),
+            _row("low", "c0", 0, "4", "6Gi", 3),
+            _row("lowest", "c0", 0, "3", "2Gi", 3),
+        ]
+    )
+
+    document = settled(files)
+
+    (machine,) = document["clusters"]["c1"]["machines"]
+    assert [claim["row"] for claim in machine["claims"]] == ["between"]
+    claims = [claim for machine in document["clusters"]["c0"]["machines"] for claim in machine["claims"]]
+    assert sum(claim["count"] for claim in claims if claim["row"] == "high") == 5
+    assert document["actions"]["Preempt"] <= 1
+
+
+def test_a_gang_preempts_in_the_domain_that_can_then_host_all_of_it(files: Files) -> None:
+    """Rack a has room for three of its four pods and nothing to preempt; the pods of rack b find their place there."""
+    files.write_machines(
+        [
+            _machine("a0", 12, 48, "Reserved", 0.4, "a-0"),
+            _machine("b0", 8, 32, "Reserved", 0.4, "b-0", cluster="c1", assigned_priority=0),
+            _machine("b1", 8, 32, "Reserved", 0.4, "b-0", cluster="c1", assigned_priority=0),
+            _machine("d0", 16, 64, "Reserved", 0.4, "d-0", cluster="c2", assigned_priority=2000),
+        ]
+    )
+    files.write_needs(
+        [
+            _row("gang", "c0", 1000, "4", "6Gi", 4, group="gang", requirements=[[_RACK, "Same"]]),
+            _row("service", "c1", 0, "3", "6Gi", 4),
+            _row("above", "c2", 2000, "8", "6Gi", 2),
+        ]
+    )
+
+    document = settled(files)
+
+    assert {machine["id"] for machine in document["clusters"]["c0"]["machines"]} == {"b0", "b1"}
+    assert {machine["id"] for machine in document["clusters"]["c1"]["machines"]} == {"a0"}
+    assert document["shortfalls"] == []
+
+
 def test_a_machine_planned_for_a_gang_is_not_acquired_if_the_gang_finds_no_domain(files: Files) -> None:
     """Other clusters take what the gangs' target counts on; no row is left for which a machine of it could be bound."""
     cloud: dict[str, Any] = {"state": "Speculative"}

@@ -13,7 +13,6 @@ from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned, keep_spread
 from bigfleet.engine.shapes.gangs import choose_again
 from bigfleet.engine.shapes.hosting import (
-    bound_for,
     capacity,
     clear_row,
     clear_rows,
@@ -28,7 +27,7 @@ from bigfleet.engine.shapes.hosting import (
     unplace,
     with_room,
 )
-from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore_precedence
+from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore, restore_precedence, save
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
@@ -38,6 +37,8 @@ from bigfleet.model.states import CapacityType, MachineState
 
 #: Times that a cluster is credited and acquires again within one decision.
 SETTLING_ROUNDS_MAX: Final = 4
+#: Most short rows that look for a machine that a higher row leaves, and most of these machines.
+HANDED_OVER_MAX: Final = 128
 
 
 def acquire(fleet: DecisionState) -> None:
@@ -85,37 +86,60 @@ def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Pric
 
 
 def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]) -> None:
-    """Give rows the machines that a row above them acquired as planned, and that then served rows below them only.
+    """Give short rows machines that a row above them acquired as planned, and that serve rows below them in effect.
 
-    A row of another cluster that comes between the two would preempt such a machine as soon as it is Configured, and
-    find it acquired in the same way in the cycle after.
+    Such a machine hosts rows below only, or what it hosts of rows above could stand where the plan has rows below. A
+    row of another cluster that comes between would preempt it as soon as it is Configured, and find it acquired in the
+    same way in the cycle after.
     """
-    passed = [
+    acquired = [
         (host, cluster, fleet.notes[host.machine.id].row)
         for cluster in clusters
         for host in cluster.acquired
-        if host.machine.id in fleet.notes
-    ]
-    passed = [entry for entry in passed if entry[2] not in entry[0].rows()]
+        if cluster.planned and host.machine.id in fleet.notes
+    ][:HANDED_OVER_MAX]
+    first = min((acquirer.rank for _, _, acquirer in acquired), default=len(fleet.rows))
+    short = [row for row in fleet.rows[first:] if row.has_left and row.may_acquire and row.cluster.id in prices]
     losers: set[RowState] = set()
-    for row in fleet.rows if passed else ():
-        for host, cluster, acquirer in passed:
-            if not (row.has_left and row.may_acquire and row.cluster.id in prices and cluster is not row.cluster):
+    for row in short[:HANDED_OVER_MAX]:
+        for host, cluster, acquirer in acquired:
+            if not row.has_left or cluster is row.cluster or acquirer.rank > row.rank:
                 continue
             # A gang that lost another machine may have given this one back.
-            is_between = host in cluster.acquired and host.is_claimed and acquirer.rank < row.rank
-            if not is_between or bound_for(host, cluster).rank < row.rank or not _could_host(row, host, fleet):
+            is_there = host in cluster.acquired and host.is_claimed
+            if not is_there or not _could_host(row, host, fleet) or not _leave_to_lower(host, cluster, row.rank):
                 continue
             losers |= host.rows()
             clear_rows(host.rows(), [host])
             fleet.notes.pop(host.machine.id, None)
             _give_back(host, cluster)
             _acquire(row, fleet, prices[row.cluster.id])
-    for row in sorted(losers, key=lambda row: row.rank):
-        if row.may_acquire and row.cluster.id in prices:
+    for row in sorted({row for cluster in {row.cluster for row in losers} for row in cluster.rows}, key=_rank):
+        if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
     for cluster in clusters if losers else ():
         _give_back_unclaimed(cluster)
+
+
+def _rank(row: RowState) -> int:
+    return row.rank
+
+
+def _leave_to_lower(host: HostState, cluster: ClusterState, rank: int) -> bool:
+    """Move what rows above `rank` have on the machine in place of rows below it; returns whether all of it moved."""
+    above = sorted([row for row in host.rows() if row.rank < rank], key=_rank)
+    if any(row.same_key is not None or row.spread is not None or row.divisible is not None for row in above):
+        return False
+    before, others = save(cluster), [other for other in cluster.hosts if other is not host]
+    left = [[group.left for group in row.groups] for row in above]
+    clear_rows(above, [host])
+    for row in above:
+        place_row(row, others)
+        _displace(row, others, below=rank)
+    if [[group.left for group in row.groups] for row in above] == left:
+        return True
+    restore(cluster, before)
+    return False
 
 
 def _could_host(row: RowState, host: HostState, fleet: DecisionState) -> bool:
@@ -238,7 +262,7 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
         # What was planned on a machine that is not to be had may have its place on what the cluster holds.
         place_row(row, cluster.hosts if cluster.planned else cluster.acquired)
     if cluster.unavailable and row.same_key is None and spread is None:
-        _displace(row, cluster.hosts)
+        _displace(row, cluster.hosts, below=row.rank)
     while row.has_left:
         offers = [offer for offer in fleet.usable(row) if offer.available]
         found = _choose(row, offers, fleet, prices)
@@ -250,8 +274,8 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
             place_row(row, cluster.hosts[-1:])
 
 
-def _displace(row: RowState, hosts: Sequence[HostState]) -> None:
-    """Place pods of the row where a plan has pods of lower rows of its cluster, which then have their turn.
+def _displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
+    """Place pods of the row where a plan has pods of rows of its cluster that come after place `below`.
 
     Without this the row would take a machine that rows of other clusters between the two need.
     """
@@ -262,7 +286,7 @@ def _displace(row: RowState, hosts: Sequence[HostState]) -> None:
             lower = [
                 (other, count)
                 for other, count in host.claims.items()
-                if other.row.rank > row.rank and other.row.same_key is None and other.row.spread is None
+                if other.row.rank > below and other.row.same_key is None and other.row.spread is None
             ]
             if not lower or not may_host(group, host):
                 continue

@@ -40,7 +40,7 @@ from bigfleet.engine.shapes.state import (
 from bigfleet.engine.targets import ClassKey, Target, class_key
 from bigfleet.model import vector
 from bigfleet.model.machine import Machine
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 
@@ -175,6 +175,7 @@ class DecisionState:
     offer_numbers: dict[Hashable, int] = field(default_factory=dict)
     #: Configured machines by cluster; made when a row looks for victims.
     serving: dict[str, ClusterUnits] | None = None
+    _coming: dict[RowKey, list[Machine]] | None = None
     _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
     _free: list[int] | None = None
     #: By shape, capacity type, price and probability.
@@ -304,6 +305,15 @@ class DecisionState:
                     groups[value].add(shape)
             known = self._in_domain[(row.matching, key)] = {v: frozenset(found) for v, found in groups.items()}
         return known
+
+    def coming(self, row: RowState) -> Sequence[Machine]:
+        """Return the machines that drain for rows of this key, by id."""
+        if self._coming is None:
+            self._coming = {}
+            for machine in self.machines.draining():
+                if machine.preempted_for is not None:
+                    self._coming.setdefault(machine.preempted_for, []).append(machine)
+        return self._coming.get(row.need.key, ())
 
     def host(self, cluster: ClusterState, machine: Machine) -> HostState:
         """Return the machine as an empty host of the cluster; it is not added to the cluster."""

@@ -23,6 +23,7 @@ from bigfleet.engine.shapes.held_gangs import (
 )
 from bigfleet.engine.shapes.hosting import clear_row, place_first_fit
 from bigfleet.engine.shapes.state import DomainVerdict, HostIndex, HostState, LeastRoom, OfferState, RowState
+from bigfleet.model.machine import Machine
 
 
 class DomainRank(NamedTuple):
@@ -111,9 +112,11 @@ def _best_domain(
     offers = {} if is_stuck else fleet.usable_in_domains(row, key)
     free = [value for value, found in offers.items() if value not in held and any(_unclaimed(o) > 0 for o in found)]
     gang = _gang(row, fleet, index)
-    if not is_remembered:
-        gang = gang._replace(kind=None)
-    judged = _judged(gang, (*held, *free), offers, planned, fleet, index)
+    coming = () if is_stuck else fleet.coming(row)
+    if coming or not is_remembered:
+        gang = gang._replace(kind=None, coming=coming)
+    drained = [value for machine in coming if (value := machine.attribute(key)) is not None]
+    judged = _judged(gang, dict.fromkeys((*held, *free, *drained)), offers, planned, fleet, index)
     return min(judged, key=lambda domain: domain.rank, default=None)
 
 
@@ -171,6 +174,8 @@ class _Gang(NamedTuple):
     least: LeastRoom
     #: The machines that carry its fingerprint and group.
     own: Set[HostState]
+    #: Machines that drain for it.
+    coming: Sequence[Machine] = ()
 
 
 def _gang(row: RowState, fleet: DecisionState, index: HostIndex) -> _Gang:
@@ -225,6 +230,9 @@ def _judge(gang: _Gang, fleet: DecisionState, offers: Sequence[OfferState], inde
     place_first_fit(row, hosts)
     held = covered(row, dimensions, before)
     bought, cost, added = _purchase(row, fleet, offers, gang.prices)
+    for host in [fleet.host(row.cluster, machine) for machine in gang.coming]:
+        place_first_fit(row, [host])
+        added.append(host)
     total = covered(row, dimensions, before)
     clear_row(row, (*hosts, *added))
     lacking = Fraction(0) if total == 1 else -total

@@ -4,49 +4,45 @@ Among the sets of machines that make the room, the one that destroys least is ta
 Gangs are preempted whole. Room in the row's own cluster was used before: Phase 1 serves rows by precedence.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import clear_row, place_row
-from bigfleet.engine.shapes.state import ClaimLoss, HostState, RowState, Unit
+from bigfleet.engine.shapes.hosting import clear_row, place_row, places_of, put_back
+from bigfleet.engine.shapes.state import ClaimLoss, HostState, OfferState, RowState, Unit
 from bigfleet.engine.shapes.units import units_for
 from bigfleet.model.machine import Machine
 
 #: Most units that are tried alone.
 SINGLES_MAX: Final = 256
+#: Most gangs of one decision that look for victims in other domains, and most domains that each of them tries.
+GANGS_MAX: Final = 16
+DOMAINS_MAX: Final = 16
 
 
 def preempt(fleet: DecisionState) -> None:
     """Let each short row, in processing order, count what drains for it and preempt for the rest."""
-    short = [row for row in fleet.rows if row.has_left and row.may_acquire]
-    if not short:
-        return
-    coming = _coming(fleet)
+    short = [row for row in fleet.rows if row.has_left and (row.may_acquire or _lacks_domain(row))]
+    tried = 0
     for row in short:
         if _is_spread(row):
             # What its spread leaves out of the cluster's machines has room there, for which no machine is preempted.
             place_row(row, row.cluster.hosts)
-        _count_coming(row, coming.get(row.need.key, []), fleet)
-        if row.has_left:
-            _pick(row, fleet)
+        if row.may_acquire:
+            _count_coming(row, fleet)
+            if row.has_left:
+                row.victims = _machines(_pick(row, fleet))
+        if row.has_left and row.same_key is not None and row.divisible is None and tried < GANGS_MAX:
+            tried += 1
+            _pick_in_other_domain(row, row.same_key, fleet)
         if _is_spread(row):
             # It may have taken other places on what its cluster holds, which others look at for victims.
             row.cluster.units = None
 
 
-def _coming(fleet: DecisionState) -> dict[tuple[str, str, str], list[Machine]]:
-    coming: defaultdict[tuple[str, str, str], list[Machine]] = defaultdict(list)
-    for machine in fleet.machines.draining():
-        if machine.preempted_for is not None:
-            coming[machine.preempted_for].append(machine)
-    return coming
-
-
-def _count_coming(row: RowState, machines: Iterable[Machine], fleet: DecisionState) -> None:
+def _count_coming(row: RowState, fleet: DecisionState) -> None:
     """Count on the machines that drain for the row, by id, while they help."""
-    for machine in machines:
+    for machine in fleet.coming(row):
         if not row.has_left:
             return
         host = fleet.host(row.cluster, machine)
@@ -68,7 +64,7 @@ def _helps(row: RowState, host: HostState) -> bool:
 # ---- victims -----------------------------------------------------------------------------------------------------
 
 
-def _pick(row: RowState, fleet: DecisionState) -> None:
+def _pick(row: RowState, fleet: DecisionState) -> list[Unit]:
     """Preempt the units that destroy least: one that makes all the room, or several in the order of their loss."""
     units = units_for(row, fleet)
     held = len(row.cluster.hosts)
@@ -81,7 +77,11 @@ def _pick(row: RowState, fleet: DecisionState) -> None:
             _remove(row, unit, fleet)
         _add(row, best, held, fleet)
         chosen = [best]
-    row.victims = [host.machine for unit in chosen for host in unit.hosts]
+    return chosen
+
+
+def _machines(units: Iterable[Unit]) -> list[Machine]:
+    return [host.machine for unit in units for host in unit.hosts]
 
 
 def _sum(units: Sequence[Unit]) -> ClaimLoss:
@@ -159,3 +159,82 @@ def _remove(row: RowState, unit: Unit, fleet: DecisionState) -> None:
     row.cluster.hosts[:] = [host for host in row.cluster.hosts if host.machine.id not in ids]
     for machine_id in ids:
         fleet.taken.pop(machine_id, None)
+
+
+# ---- gangs -------------------------------------------------------------------------------------------------------
+
+
+def _lacks_domain(row: RowState) -> bool:
+    """Return whether the row is a gang that no domain could host a part of, and that may look for victims."""
+    is_gang = row.same_key is not None and row.domain is None and row.divisible is None
+    return is_gang and not (row.need.parked or row.impossible or row.cluster.awaits_plan)
+
+
+def _pick_in_other_domain(row: RowState, key: str, fleet: DecisionState) -> None:
+    """Preempt for a gang that its own domain cannot host in another one, which then hosts all of it.
+
+    The domain whose victims are the least loss counts. The gang keeps its claims in this decision: in the next one what
+    drains for it makes the other domain whole, and it moves there.
+    """
+    cluster, matching, hosts, places = row.cluster, row.matching, list(row.cluster.hosts), places_of(row)
+    row.matching = fleet.machines.matching(row.need.profile)
+    # All units are formed here, while the claims of the gang stand.
+    concerned = [*_machines(units_for(row, fleet)), *fleet.coming(row)]
+    values = {value for machine in concerned if (value := machine.attribute(key)) is not None}
+    shapes, offers = fleet.in_domains(row, key), fleet.usable_in_domains(row, key)
+    clear_row(row, hosts)
+    found: dict[str, list[Unit]] = {}
+    for value in sorted(values - {row.domain})[:DOMAINS_MAX]:
+        row.matching = shapes.get(value, frozenset())
+        cluster.hosts[:] = [host for host in hosts if host.machine.cluster == cluster.id or host.offer is not None]
+        units = _units_for_whole(row, offers.get(value, ()), fleet)
+        if units is not None:
+            found[value] = units
+    row.matching = matching
+    cluster.hosts[:] = hosts
+    put_back(row, places)
+    if found:
+        _forget_victims(row, fleet)
+        losses = {value: _sum(units) for value, units in found.items() if units}
+        # A domain without victims comes first: it waits for what drains for the gang.
+        best = [] if len(losses) < len(found) else found[min(losses, key=lambda value: losses[value])]
+        row.victims = _machines(best)
+        fleet.taken.update((machine.id, row) for machine in row.victims)
+
+
+def _forget_victims(row: RowState, fleet: DecisionState) -> None:
+    victims = {machine.id for machine in row.victims}
+    clear_row(row, [host for host in row.cluster.hosts if host.machine.id in victims])
+    row.cluster.hosts[:] = [host for host in row.cluster.hosts if host.machine.id not in victims]
+    for machine_id in victims:
+        del fleet.taken[machine_id]
+
+
+def _units_for_whole(row: RowState, offers: Iterable[OfferState], fleet: DecisionState) -> list[Unit] | None:
+    """Return what has to be preempted for the row's domain to host all of it; None if it could not.
+
+    What is on offer there and what drains for the row counts. The row has no place before and after.
+    """
+    hosts = row.cluster.hosts
+    place_row(row, hosts)
+    for offer in offers:
+        for number in range(offer.available):
+            if not _places_on(offer.peek(number), row, fleet):
+                break
+    for machine in fleet.coming(row):
+        _places_on(machine, row, fleet)
+    units = _pick(row, fleet) if row.has_left else []
+    is_whole = not row.has_left
+    for unit in units:
+        _remove(row, unit, fleet)
+    clear_row(row, hosts)
+    return units if is_whole else None
+
+
+def _places_on(machine: Machine, row: RowState, fleet: DecisionState) -> bool:
+    """Place what the row has left on a machine that its cluster does not hold; returns whether it takes any of it."""
+    host = fleet.host(row.cluster, machine)
+    place_row(row, [host])
+    if host.is_claimed:
+        row.cluster.hosts.append(host)
+    return host.is_claimed

@@ -39,6 +39,8 @@ from bigfleet.model.states import CapacityType, MachineState
 SETTLING_ROUNDS_MAX: Final = 4
 #: Most short rows that look for a machine that a higher row leaves, and most of these machines.
 HANDED_OVER_MAX: Final = 128
+#: Most machines of which it is tried whether what they host of higher rows can move.
+MOVES_MAX: Final = 32
 
 
 def acquire(fleet: DecisionState) -> None:
@@ -100,6 +102,7 @@ def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: M
     ][:HANDED_OVER_MAX]
     first = min((acquirer.rank for _, _, acquirer in acquired), default=len(fleet.rows))
     short = [row for row in fleet.rows[first:] if row.has_left and row.may_acquire and row.cluster.id in prices]
+    moves = 0
     losers: set[RowState] = set()
     for row in short[:HANDED_OVER_MAX]:
         for host, cluster, acquirer in acquired:
@@ -107,15 +110,20 @@ def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: M
                 continue
             # A gang that lost another machine may have given this one back.
             is_there = host in cluster.acquired and host.is_claimed
-            if not is_there or not _could_host(row, host, fleet) or not _leave_to_lower(host, cluster, row.rank):
+            if not is_there or not _could_host(row, host, fleet):
+                continue
+            above = sorted([other for other in host.rows() if other.rank < row.rank], key=_rank)
+            moves += bool(above)
+            if above and (moves > MOVES_MAX or not _move_to_lower(above, host, row.rank)):
                 continue
             losers |= host.rows()
             clear_rows(host.rows(), [host])
             fleet.notes.pop(host.machine.id, None)
             _give_back(host, cluster)
             _acquire(row, fleet, prices[row.cluster.id])
-    for row in sorted({row for cluster in {row.cluster for row in losers} for row in cluster.rows}, key=_rank):
-        if row.has_left and row.may_acquire:
+    affected = {row.cluster for row in losers}
+    for row in fleet.rows if losers else ():
+        if row.cluster in affected and row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
     for cluster in clusters if losers else ():
         _give_back_unclaimed(cluster)
@@ -125,18 +133,18 @@ def _rank(row: RowState) -> int:
     return row.rank
 
 
-def _leave_to_lower(host: HostState, cluster: ClusterState, rank: int) -> bool:
-    """Move what rows above `rank` have on the machine in place of rows below it; returns whether all of it moved."""
-    above = sorted([row for row in host.rows() if row.rank < rank], key=_rank)
-    if any(row.same_key is not None or row.spread is not None or row.divisible is not None for row in above):
+def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int) -> bool:
+    """Move what rows have on the machine in place of rows of their cluster below `rank`; returns whether all moved."""
+    if any(row.same_key is not None or row.spread is not None or row.divisible is not None for row in rows):
         return False
+    cluster = rows[0].cluster
     before, others = save(cluster), [other for other in cluster.hosts if other is not host]
-    left = [[group.left for group in row.groups] for row in above]
-    clear_rows(above, [host])
-    for row in above:
+    left = [[group.left for group in row.groups] for row in rows]
+    clear_rows(rows, [host])
+    for row in rows:
         place_row(row, others)
         _displace(row, others, below=rank)
-    if [[group.left for group in row.groups] for row in above] == left:
+    if [[group.left for group in row.groups] for row in rows] == left:
         return True
     restore(cluster, before)
     return False

@@ -33,7 +33,6 @@ from bigfleet.engine.reference.preempt import grace_seconds
 from bigfleet.engine.shapes.acquire import acquire
 from bigfleet.engine.shapes.credit import credit, is_served_on_columns
 from bigfleet.engine.shapes.fleet import DecisionState, build, has_pods
-from bigfleet.engine.shapes.hosting import bound_for
 from bigfleet.engine.shapes.machines import SnapshotMachines
 from bigfleet.engine.shapes.reclaim import Reclaimed, reclaimed, reclaims, releases
 from bigfleet.engine.shapes.state import PODS, ClusterState, HostState, Impossible, RowState
@@ -197,7 +196,11 @@ def _bound_for(fleet: DecisionState) -> dict[int, list[HostState]]:
     of_row: dict[int, list[HostState]] = {row.position: [] for row in fleet.rows}
     for cluster in fleet.clusters.values():
         for host in cluster.acquired:
-            of_row[bound_for(host, cluster).position].append(host)
+            rows = host.rows()
+            owners = [row for row in cluster.rows if row in rows] or [
+                row for row in cluster.rows if row.may_acquire and row.may_use(host.machine, host.shape)
+            ]
+            of_row[owners[0].position].append(host)
     return of_row
 
 

@@ -5,7 +5,7 @@ A placement is a claim (row, shape, machine, count). This module does not acquir
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, Request, Room, RowState
+from bigfleet.engine.shapes.state import HostState, PodGroup, Request, Room, RowState
 from bigfleet.model.profile import TopologySpread
 
 #: Where pods of a row stand.
@@ -31,15 +31,6 @@ def with_room(request: Request, hosts: Iterable[HostState]) -> Iterator[HostStat
 def may_host(group: PodGroup, host: HostState) -> bool:
     """Return whether the group's row may use the host; waiting pods use only what has not joined yet."""
     return group.row.may_use(host.machine, host.shape) and not (group.is_waiting and host.is_configured)
-
-
-def bound_for(host: HostState, cluster: ClusterState) -> RowState:
-    """Return the row for which an acquired machine is bound: the highest that claims it, else that could use it."""
-    rows = host.rows()
-    owners = [row for row in cluster.rows if row in rows] or [
-        row for row in cluster.rows if row.may_acquire and row.may_use(host.machine, host.shape)
-    ]
-    return owners[0]
 
 
 def capacity(group: PodGroup, host: HostState) -> int:

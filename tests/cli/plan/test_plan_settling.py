@@ -197,6 +197,30 @@ def test_a_gang_preempts_in_the_domain_that_can_then_host_all_of_it(files: Files
     assert document["shortfalls"] == []
 
 
+def test_a_gang_keeps_the_larger_of_its_domains_though_a_plan_has_lower_pods_there(files: Files) -> None:
+    """Six of its seven pods run on m1, on which a row of another cluster may not preempt them."""
+    files.write_machines(
+        [
+            _machine("m0", 8, 32, "Reserved", 0.2, "c-0", cluster="c1", assigned_priority=100),
+            _machine("m1", 16, 64, "Spot", 0.8, "b-0", state="Speculative", interruption_probability=0.001),
+        ]
+    )
+    gang = _row("gang", "c2", 1000, "3", "512Mi", 5, interruption_bucket=3, requirements=[[_RACK, "Same"]])
+    gang["shapes"].append({"resources": {"cpu": "1", "memory": "1Gi"}, "count": 2})
+    files.write_needs(
+        [
+            _row("other", "c1", 1000, "4", "512Mi", 1, requirements=[["topology.kubernetes.io/zone", "In", ["b"]]]),
+            gang,
+            _row("low", "c2", 0, "2", "6Gi", 5),
+        ]
+    )
+
+    machines = settled(files)["clusters"]["c2"]["machines"]
+
+    claims = {machine["id"]: [(claim["row"], claim["count"]) for claim in machine["claims"]] for machine in machines}
+    assert claims == {"m0": [("low", 4)], "m1": [("gang", 5), ("gang", 1)]}
+
+
 def test_a_machine_planned_for_a_gang_is_not_acquired_if_the_gang_finds_no_domain(files: Files) -> None:
     """Other clusters take what the gangs' target counts on; no row is left for which a machine of it could be bound."""
     cloud: dict[str, Any] = {"state": "Speculative"}

@@ -108,7 +108,7 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     """Place the rows of a cluster with a plan by precedence if that serves a higher row better; returns whether it did.
 
     Planned pods are placed before all others. A plan that was made for other demand, or without a gang that no domain
-    hosts whole, may so leave room to a lower row that a higher one lacks. A gang without a domain chooses again.
+    hosts whole, may so leave room to a lower row that a higher one lacks. A gang that is not whole chooses again.
     """
     rows = [row for row in cluster.rows if not _is_fixed(row)]
     left = [_unserved(row) for row in rows]
@@ -116,19 +116,20 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
         return False
     before = save(cluster)
-    without_domain = {row: row.matching for row in rows if row.same_key is not None and row.domain is None}
+    domains = {
+        row: (row.domain, row.matching, row.is_satisfiable, row.is_held) for row in rows if row.same_key is not None
+    }
     clear_rows(rows, cluster.hosts)
     for row in rows:
-        if row in without_domain:
+        if row in domains:
             choose_again(row, fleet)
         else:
             place_row(row, cluster.hosts)
     if [_unserved(row) for row in rows] < left:
         return True
     restore(cluster, before)
-    for row, matching in without_domain.items():
-        row.domain, row.matching = None, matching
-        row.is_satisfiable = row.is_held = False
+    for row, chosen in domains.items():
+        row.domain, row.matching, row.is_satisfiable, row.is_held = chosen
     return False
 
 

@@ -172,6 +172,34 @@ def test_a_row_does_not_wait_for_a_machine_that_lower_pods_of_another_cluster_co
     assert document["actions"]["Preempt"] <= 1
 
 
+def test_pods_of_a_lower_gang_that_is_not_whole_free_a_machine_as_well(files: Files) -> None:
+    """Without that m1 would go to and fro between `high`, beside a part of the gang, and a row between the two."""
+    files.write_machines(
+        [
+            _machine("m0", 4, 8, "Reserved", 0.4, "a-0"),
+            _machine("m1", 8, 16, "BareMetal", 0.8, "a-0", cluster="c0", assigned_priority=1000),
+            _machine("m2", 8, 32, "Reserved", 0.8, "a-2", pods=10, gpus=4),
+            _machine("m3", 8, 16, "Reserved", 0.4, "a-0", pods=10),
+        ]
+    )
+    zone = {"requirements": [["topology.kubernetes.io/zone", "Same"]]}
+    three = _row("three", "c1", 1000, "1", "512Mi", 3, **zone)
+    three["shapes"][0]["max_per_machine"] = 1
+    gang = _row("gang", "c0", 0, "4", "512Mi", 3, **zone)
+    gang["shapes"].append({"resources": {"cpu": "1", "memory": "1Gi"}, "count": 2})
+    gpu = _row("gpu", "c2", 100, "500m", "6Gi", 1)
+    gpu["shapes"][0]["resources"]["nvidia.com/gpu"] = "1"
+    files.write_needs(
+        [_row("high", "c0", 1000, "2", "512Mi", 4), three, _row("middle", "c0", 100, "3", "2Gi", 1), gpu, gang]
+    )
+
+    document = settled(files)
+
+    claims = [claim for cluster in document["clusters"].values() for m in cluster["machines"] for claim in m["claims"]]
+    served = {name: sum(claim["count"] for claim in claims if claim["row"] == name) for name in ("high", "three")}
+    assert served == {"high": 4, "three": 3}
+
+
 def test_a_gang_preempts_in_the_domain_that_can_then_host_all_of_it(files: Files) -> None:
     """Rack a has room for three of its four pods and nothing to preempt; the pods of rack b find their place there."""
     files.write_machines(

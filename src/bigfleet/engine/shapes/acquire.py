@@ -294,7 +294,7 @@ def _displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
             lower = [
                 (other, count)
                 for other, count in host.claims.items()
-                if other.row.rank > below and other.row.same_key is None and other.row.spread is None
+                if other.row.rank > below and _may_lose_place(other.row)
             ]
             if not lower or not may_host(group, host):
                 continue
@@ -303,6 +303,11 @@ def _displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
             place(group, host, capacity(group, host))
             for other, count in sorted(lower, key=lambda entry: (entry[0].row.rank, entry[0].index)):
                 place(other, host, min(count, capacity(other, host)))
+
+
+def _may_lose_place(row: RowState) -> bool:
+    """Return whether single pods of the row may lose their place: a whole gang runs, and a spread would be uneven."""
+    return row.spread is None and (row.same_key is None or row.has_left)
 
 
 def _acquire_spread(row: RowState, spread: TopologySpread, fleet: DecisionState, prices: Prices) -> None:

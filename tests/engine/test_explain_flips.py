@@ -194,7 +194,7 @@ def test_the_change_that_spares_a_victim_is_true(fleet: FleetInput, data: st.Dat
     by_points = flip.kind is FlipKind.ASSIGNED_PRIORITY
     beyond, short = (flip.to, flip.to - 1) if by_points else (flip.to * (1 + EPSILON), flip.to * (1 - EPSILON))
     now = machine.assigned_priority if by_points else machine.assigned_interruption_penalty_dollars
-    # Where ids decide between equals, what is below the present value is another question.
+    # At equality ids decide: below the present value other victims may change, too.
     short = max(short, now)
     assert flip.instead not in before.victims
     assert flip.instead in victims_at(beyond)

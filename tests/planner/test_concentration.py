@@ -87,9 +87,9 @@ def test_a_pool_is_cut_for_the_supply_that_there_is_then() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dollars", "is_kept"), [(0.2, False), (0.045, True)], ids=["others are dear", "others are cheap"]
+    ("dollars", "is_kept"), [(0.2, False), (0.045, True)], ids=["others are expensive", "others are cheap"]
 )
-def test_a_pool_may_exceed_the_limit_by_a_tenth_where_keeping_it_is_dear(dollars: float, is_kept: bool) -> None:
+def test_a_pool_may_exceed_the_limit_by_a_tenth_where_keeping_it_is_expensive(dollars: float, is_kept: bool) -> None:
     """Five machines of 12 cpu are 54 % of the supply; with four, three more of another pool are needed."""
     classes = (spot("a", 0.12, cpu=12, gib=48), spot("b", 0.16, stock=8), spot("c", dollars, stock=60))
 

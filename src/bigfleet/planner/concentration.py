@@ -21,7 +21,7 @@ _CLOSE: Final = Fraction(103, 100)
 #: Machines are whole: a share that is so much above the limit counts as within it, if ...
 _NEAR: Final = Fraction(11, 10)
 #: ... no composition strictly within it costs less than so many times as much.
-_DEAR: Final = Fraction(105, 100)
+_EXPENSIVE: Final = Fraction(105, 100)
 
 
 def limit_pools(problem: Problem, compute: Callable[[Problem], Composition]) -> Composition:
@@ -58,8 +58,8 @@ def _chosen(problem: Problem, rounds: Sequence[tuple[Fraction, Composition]]) ->
     if not near:
         return min(rounds, key=lambda each: each[0])[1]
     cheapest, *others = (min(some, key=lambda each: _completed(problem, each)) for some in (near, strict) if some)
-    dearest = _DEAR * _completed(problem, cheapest)
-    return next((answer for answer in others if _completed(problem, answer) <= dearest), cheapest)
+    most = _EXPENSIVE * _completed(problem, cheapest)
+    return next((answer for answer in others if _completed(problem, answer) <= most), cheapest)
 
 
 def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
@@ -95,7 +95,7 @@ def pool_shares(problem: Problem, answer: Composition) -> dict[str, Fraction]:
 def _changes(
     problem: Problem, answer: Composition, shares: Mapping[str, Fraction], limits: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the limits to try next: of pools above theirs, else, half-way up, of those that had to make do."""
+    """Return the limits to try next: lower ones for pools above the limit, else higher ones for pools without stock."""
     limit = Fraction(problem.pool_percent_max, 100)
     counts = {pool: _machines(problem, answer.counts, pool) for pool in shares}
     most = {pool: int(counts[pool] * limit / share) for pool, share in shares.items() if share}

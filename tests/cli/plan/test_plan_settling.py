@@ -118,7 +118,7 @@ def test_a_gang_that_no_domain_hosts_whole_keeps_its_machine(files: Files) -> No
 
 
 def test_a_machine_that_a_higher_row_leaves_to_lower_ones_goes_to_the_row_between(files: Files) -> None:
-    """The third row gets m1, which the second does not need: a pod of the lowest row stands where it has its place."""
+    """The third row gets m1: the second one has room on m0, where the plan has pods of the lowest row."""
     files.write_machines(
         [
             _machine("m0", 8, 16, "Reserved", 0.8, "a-0"),
@@ -173,7 +173,7 @@ def test_a_row_does_not_wait_for_a_machine_that_lower_pods_of_another_cluster_co
 
 
 def test_pods_of_a_lower_gang_that_is_not_whole_free_a_machine_as_well(files: Files) -> None:
-    """Without that m1 would go to and fro between `high`, beside a part of the gang, and a row between the two."""
+    """Pods of `high` take the room of pods of the gang, so that `three` gets its third machine."""
     files.write_machines(
         [
             _machine("m0", 4, 8, "Reserved", 0.4, "a-0"),

@@ -6,6 +6,7 @@ acquires nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
@@ -27,7 +28,7 @@ from bigfleet.engine.shapes.hosting import (
     unplace,
     with_room,
 )
-from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, repack, restore, restore_precedence, save
+from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, is_fixed, repack, restore, restore_precedence, save
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
@@ -37,9 +38,9 @@ from bigfleet.model.states import CapacityType, MachineState
 
 #: Times that a cluster is credited and acquires again within one decision.
 SETTLING_ROUNDS_MAX: Final = 4
-#: Most short rows that look for a machine that a higher row leaves, and most of these machines.
+#: Most short rows that are given machines of other clusters, and most machines that are considered.
 HANDED_OVER_MAX: Final = 128
-#: Most machines of which it is tried whether what they host of higher rows can move.
+#: Most attempts to move pods of higher rows off such a machine.
 MOVES_MAX: Final = 32
 
 
@@ -88,11 +89,10 @@ def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Pric
 
 
 def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]) -> None:
-    """Give short rows machines that a row above them acquired as planned, and that serve rows below them in effect.
+    """Give short rows machines that a higher row of another cluster acquired and that effectively serve lower rows.
 
-    Such a machine hosts rows below only, or what it hosts of rows above could stand where the plan has rows below. A
-    row of another cluster that comes between would preempt it as soon as it is Configured, and find it acquired in the
-    same way in the cycle after.
+    Such a machine hosts only lower rows, or its pods of higher rows fit where the plan has lower rows. Without this the
+    short row preempts it when it is Configured, and the other cluster acquires it again in the next cycle.
     """
     acquired = [
         (host, cluster, fleet.notes[host.machine.id].row)
@@ -103,7 +103,7 @@ def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: M
     first = min((acquirer.rank for _, _, acquirer in acquired), default=len(fleet.rows))
     short = [row for row in fleet.rows[first:] if row.has_left and row.may_acquire and row.cluster.id in prices]
     moves = 0
-    losers: set[RowState] = set()
+    affected: set[ClusterState] = set()
     for row in short[:HANDED_OVER_MAX]:
         for host, cluster, acquirer in acquired:
             if not row.has_left or cluster is row.cluster or acquirer.rank > row.rank:
@@ -112,29 +112,27 @@ def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: M
             is_there = host in cluster.acquired and host.is_claimed
             if not is_there or not _could_host(row, host, fleet):
                 continue
-            above = sorted([other for other in host.rows() if other.rank < row.rank], key=_rank)
+            above = sorted([other for other in host.rows() if other.rank < row.rank], key=attrgetter("rank"))
             moves += bool(above)
             if above and (moves > MOVES_MAX or not _move_to_lower(above, host, row.rank)):
                 continue
-            losers |= host.rows()
+            affected.add(cluster)
             clear_rows(host.rows(), [host])
             fleet.notes.pop(host.machine.id, None)
             _give_back(host, cluster)
             _acquire(row, fleet, prices[row.cluster.id])
-    affected = {row.cluster for row in losers}
-    for row in fleet.rows if losers else ():
+    for row in fleet.rows if affected else ():
         if row.cluster in affected and row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
-    for cluster in clusters if losers else ():
+    for cluster in clusters if affected else ():
         _give_back_unclaimed(cluster)
 
 
-def _rank(row: RowState) -> int:
-    return row.rank
-
-
 def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int) -> bool:
-    """Move what rows have on the machine in place of rows of their cluster below `rank`; returns whether all moved."""
+    """Move pods of some rows from a machine to room that rows of their cluster below `rank` use.
+
+    Return whether all of them moved; otherwise nothing changes.
+    """
     if any(row.same_key is not None or row.spread is not None or row.divisible is not None for row in rows):
         return False
     cluster = rows[0].cluster
@@ -283,7 +281,7 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
 
 
 def _displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
-    """Place pods of the row where a plan has pods of rows of its cluster that come after place `below`.
+    """Place pods of the row in room that a plan gives to rows of its cluster whose rank is greater than `below`.
 
     Without this the row would take a machine that rows of other clusters between the two need.
     """
@@ -306,8 +304,8 @@ def _displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
 
 
 def _may_lose_place(row: RowState) -> bool:
-    """Return whether single pods of the row may lose their place: a whole gang runs, and a spread would be uneven."""
-    return row.spread is None and (row.same_key is None or row.has_left)
+    """Return whether single pods of the row may lose their place; a spread would become uneven."""
+    return row.spread is None and not is_fixed(row)
 
 
 def _acquire_spread(row: RowState, spread: TopologySpread, fleet: DecisionState, prices: Prices) -> None:

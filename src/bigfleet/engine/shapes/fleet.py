@@ -175,6 +175,7 @@ class DecisionState:
     offer_numbers: dict[Hashable, int] = field(default_factory=dict)
     #: Configured machines by cluster; made when a row looks for victims.
     serving: dict[str, ClusterUnits] | None = None
+    #: Draining machines by the key of the row that they drain for; made when a row asks.
     _coming: dict[RowKey, list[Machine]] | None = None
     _totals: dict[str, Mapping[int, Room]] = field(default_factory=dict)
     _free: list[int] | None = None

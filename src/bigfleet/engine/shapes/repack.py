@@ -57,7 +57,7 @@ def _has_room_for_all(cluster: ClusterState) -> bool:
     wanting = {row.matching & shapes for row in cluster.rows if row.has_left}
     if frozenset() in wanting:
         return False
-    demand = {row: _left_by_dimension(row) for row in cluster.rows if not _is_fixed(row)}
+    demand = {row: _left_by_dimension(row) for row in cluster.rows if not is_fixed(row)}
     usable = {row: row.matching & shapes for row in demand}
     # Nothing is asked of other machines.
     asked = frozenset().union(*wanting)
@@ -110,7 +110,7 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     Planned pods are placed before all others. A plan that was made for other demand, or without a gang that no domain
     hosts whole, may so leave room to a lower row that a higher one lacks. A gang that is not whole chooses again.
     """
-    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    rows = [row for row in cluster.rows if not is_fixed(row)]
     left = [_unserved(row) for row in rows]
     first = next((place for place, amount in enumerate(left) if any(amount)), len(rows))
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
@@ -144,14 +144,14 @@ def _serves(host: HostState, rows: Sequence[RowState]) -> bool:
     return not host.rows().isdisjoint(rows)
 
 
-def _is_fixed(row: RowState) -> bool:
+def is_fixed(row: RowState) -> bool:
     """Return whether the row keeps its places: a whole gang runs where it was placed."""
     return row.same_key is not None and not row.has_left
 
 
 def _pack_largest_first(cluster: ClusterState) -> bool:
     """Place all rows again, largest pods first; returns whether everything has a place."""
-    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    rows = [row for row in cluster.rows if not is_fixed(row)]
     clear_rows(rows, cluster.hosts)
     groups = sorted((group for row in rows for group in row.groups), key=lambda g: (-g.size, g.row.rank, g.index))
     for group in groups:
@@ -175,7 +175,7 @@ def _pack_as_planned(cluster: ClusterState) -> bool:
         key = class_key(host.machine)
         numbered[(key, sizes[key])] = host
         sizes[key] += 1
-    rows = [row for row in cluster.rows if not _is_fixed(row)]
+    rows = [row for row in cluster.rows if not is_fixed(row)]
     clear_rows(rows, cluster.hosts)
     placed_again = frozenset(rows)
     for number, host in numbered.items():

@@ -188,12 +188,17 @@ class RowState:
     @property
     def may_acquire(self) -> bool:
         """Return whether the row may take machines that its cluster does not hold yet."""
+        return self.may_preempt and not (self.same_key is not None and self.domain is None)
+
+    @property
+    def may_preempt(self) -> bool:
+        """Return whether the row may look for victims; a gang without a domain may, but acquires nothing."""
         if self.impossible and (self.divisible is not None or self.same_key is not None):
             # Nothing is bought for a row that only one machine could serve, nor for a gang that can never run whole.
             return False
         if self.cluster.awaits_plan:
             return False
-        return not self.need.parked and not (self.same_key is not None and self.domain is None)
+        return not self.need.parked
 
     def may_use(self, machine: Machine, shape: int) -> bool:
         """Return whether the profile allows the machine; a pinned row uses nothing that can be interrupted."""

@@ -22,19 +22,19 @@ DOMAINS_MAX: Final = 16
 
 def preempt(fleet: DecisionState) -> None:
     """Let each short row, in processing order, count what drains for it and preempt for the rest."""
-    short = [row for row in fleet.rows if row.has_left and (row.may_acquire or _lacks_domain(row))]
     tried = 0
-    for row in short:
+    for row in [row for row in fleet.rows if row.has_left and row.may_preempt]:
+        picked: list[Unit] = []
         if _is_spread(row):
             # What its spread leaves out of the cluster's machines has room there, for which no machine is preempted.
             place_row(row, row.cluster.hosts)
         if row.may_acquire:
             _count_coming(row, fleet)
-            if row.has_left:
-                row.victims = _machines(_pick(row, fleet))
+            picked = _pick(row, fleet) if row.has_left else []
         if row.has_left and row.same_key is not None and row.divisible is None and tried < GANGS_MAX:
             tried += 1
-            _pick_in_other_domain(row, row.same_key, fleet)
+            picked = _picked_in_other_domain(row, row.same_key, picked, fleet)
+        row.victims = _machines(picked)
         if _is_spread(row):
             # It may have taken other places on what its cluster holds, which others look at for victims.
             row.cluster.units = None
@@ -164,77 +164,56 @@ def _remove(row: RowState, unit: Unit, fleet: DecisionState) -> None:
 # ---- gangs -------------------------------------------------------------------------------------------------------
 
 
-def _lacks_domain(row: RowState) -> bool:
-    """Return whether the row is a gang that no domain could host a part of, and that may look for victims."""
-    is_gang = row.same_key is not None and row.domain is None and row.divisible is None
-    return is_gang and not (row.need.parked or row.impossible or row.cluster.awaits_plan)
+def _picked_in_other_domain(row: RowState, key: str, picked: Sequence[Unit], fleet: DecisionState) -> list[Unit]:
+    """Return what to preempt for a gang that does not fit into its domain: units of a domain that then hosts all of it.
 
-
-def _pick_in_other_domain(row: RowState, key: str, fleet: DecisionState) -> None:
-    """Preempt for a gang that its own domain cannot host in another one, which then hosts all of it.
-
-    The domain whose victims are the least loss counts. The gang keeps its claims in this decision: in the next one what
-    drains for it makes the other domain whole, and it moves there.
+    The domain with the least loss is chosen. Without one, what is picked in the own domain is returned. The gang keeps
+    its claims: in the next decision the draining machines make the other domain large enough, and the gang moves there.
     """
     cluster, matching, hosts, places = row.cluster, row.matching, list(row.cluster.hosts), places_of(row)
     row.matching = fleet.machines.matching(row.need.profile)
-    # All units are formed here, while the claims of the gang stand.
+    # All units are formed here, before the claims of the gang are cleared.
     concerned = [*_machines(units_for(row, fleet)), *fleet.coming(row)]
     values = {value for machine in concerned if (value := machine.attribute(key)) is not None}
     shapes, offers = fleet.in_domains(row, key), fleet.usable_in_domains(row, key)
+    held = [host for host in hosts if host.machine.cluster == cluster.id or host.offer is not None]
     clear_row(row, hosts)
-    found: dict[str, list[Unit]] = {}
+    found: list[list[Unit]] = []
     for value in sorted(values - {row.domain})[:DOMAINS_MAX]:
         row.matching = shapes.get(value, frozenset())
-        cluster.hosts[:] = [host for host in hosts if host.machine.cluster == cluster.id or host.offer is not None]
+        cluster.hosts[:] = held
         units = _units_for_whole(row, offers.get(value, ()), fleet)
         if units is not None:
-            found[value] = units
+            found.append(units)
     row.matching = matching
     cluster.hosts[:] = hosts
     put_back(row, places)
-    if found:
-        _forget_victims(row, fleet)
-        losses = {value: _sum(units) for value, units in found.items() if units}
-        # A domain without victims comes first: it waits for what drains for the gang.
-        best = [] if len(losses) < len(found) else found[min(losses, key=lambda value: losses[value])]
-        row.victims = _machines(best)
-        fleet.taken.update((machine.id, row) for machine in row.victims)
-
-
-def _forget_victims(row: RowState, fleet: DecisionState) -> None:
-    victims = {machine.id for machine in row.victims}
-    clear_row(row, [host for host in row.cluster.hosts if host.machine.id in victims])
-    row.cluster.hosts[:] = [host for host in row.cluster.hosts if host.machine.id not in victims]
-    for machine_id in victims:
-        del fleet.taken[machine_id]
+    if not found:
+        return list(picked)
+    for unit in picked:
+        _remove(row, unit, fleet)
+    # A domain without victims comes first: it waits for what drains for the gang.
+    best = min(found, key=lambda units: (1, _sum(units)) if units else (0,))
+    fleet.taken.update((machine.id, row) for machine in _machines(best))
+    return best
 
 
 def _units_for_whole(row: RowState, offers: Iterable[OfferState], fleet: DecisionState) -> list[Unit] | None:
     """Return what has to be preempted for the row's domain to host all of it; None if it could not.
 
-    What is on offer there and what drains for the row counts. The row has no place before and after.
+    Machines on offer and machines that drain for the row count. The row has no place before and after.
     """
     hosts = row.cluster.hosts
     place_row(row, hosts)
     for offer in offers:
         for number in range(offer.available):
-            if not _places_on(offer.peek(number), row, fleet):
+            if not _helps(row, fleet.host(row.cluster, offer.peek(number))):
                 break
     for machine in fleet.coming(row):
-        _places_on(machine, row, fleet)
+        _helps(row, fleet.host(row.cluster, machine))
     units = _pick(row, fleet) if row.has_left else []
     is_whole = not row.has_left
     for unit in units:
         _remove(row, unit, fleet)
     clear_row(row, hosts)
     return units if is_whole else None
-
-
-def _places_on(machine: Machine, row: RowState, fleet: DecisionState) -> bool:
-    """Place what the row has left on a machine that its cluster does not hold; returns whether it takes any of it."""
-    host = fleet.host(row.cluster, machine)
-    place_row(row, [host])
-    if host.is_claimed:
-        row.cluster.hosts.append(host)
-    return host.is_claimed

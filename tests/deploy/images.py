@@ -19,6 +19,7 @@ from tests.release.installed import release_folder
 from tools.image.build import USER
 from tools.image.faults import ImageFault
 from tools.image.sandbox import sandboxed
+from tools.unpacking import filtered
 
 T = TypeVar("T")
 
@@ -44,7 +45,7 @@ def unpack_release(folder: Path) -> Path:
     """Unpack the archive of the image of the release that is checked; return its layout."""
     (archive,) = release_folder().glob("bigfleet-*-image-*.tar")
     with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+        filtered(opened, "data").extractall(folder)
     return folder
 
 

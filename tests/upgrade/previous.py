@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.unpacking import filtered
+
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -48,7 +50,7 @@ def program_of(revision: str, folder: Path) -> Path:
     archive = git("archive", "--format=tar", revision, "src")
     assert archive.returncode == 0, archive.stderr.decode()
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as sources:
-        sources.extractall(folder, filter="data")
+        filtered(sources, "data").extractall(folder)
     return folder / "src"
 
 

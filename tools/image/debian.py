@@ -19,6 +19,7 @@ from typing import Final
 from tools.bill_of_materials import Component
 from tools.image.commands import run
 from tools.image.faults import ImageFault
+from tools.unpacking import filtered
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = ROOT / "deploy" / "image" / "debian.lock"
@@ -157,11 +158,11 @@ def unpack(file: Path, root: Path, environment: Mapping[str, str]) -> None:
     ) as unpacking:
         assert unpacking.stdout is not None
         with tarfile.open(fileobj=unpacking.stdout, mode="r|") as archive:
-            for member in archive:
+            for member in filtered(archive, "tar"):
                 name = member.name.removeprefix("./")
                 # Folders are made for what is in them.
                 if not member.isdir() and not _LEFT_OUT.match(name):
-                    archive.extract(member, root, set_attrs=False, filter="tar")
+                    archive.extract(member, root, set_attrs=False)
                     if member.isfile():
                         (root / name).chmod(member.mode)
     if unpacking.returncode:

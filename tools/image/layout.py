@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from tools.unpacking import filtered
+
 _LAYER: Final = "application/vnd.oci.image.layer.v1.tar+gzip"
 _CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
@@ -103,7 +105,7 @@ def unpack_layout(layout: Path, root: Path) -> Mapping[str, Any]:
     manifest = json.loads(read_blob(layout, listed["digest"]))
     for layer in manifest["layers"]:
         with tarfile.open(fileobj=io.BytesIO(read_blob(layout, layer["digest"])), mode="r:gz") as archive:
-            archive.extractall(root, filter="fully_trusted")  # noqa: S202 - our own, and its digest was compared
+            filtered(archive, "fully_trusted").extractall(root)  # noqa: S202 - our own, and its digest was compared
     found: Mapping[str, Any] = json.loads(read_blob(layout, manifest["config"]["digest"]))["config"]
     return found
 

@@ -19,7 +19,23 @@ def faults(problem: Problem, composition: Composition) -> list[str]:
             found.append(f"machine {number} of class {kind} does not exist")
         found += _machine(problem, kind, pods)
     found += _shapes(problem, composition, on)
+    found += _useless(problem, composition)
     return found
+
+
+def _useless(problem: Problem, composition: Composition) -> list[str]:
+    """Return a sentence for each class of which machines are added that can host no pod with a claim."""
+    hosted = {claim.shape for claim in composition.claims}
+    return [
+        f"{kind.key}: {composition.added[k]} added that can host no pod"
+        for k, kind in enumerate(problem.classes)
+        if composition.added[k]
+        and not any(
+            problem.shapes[s].matches >> k & 1
+            and all(wants <= has for wants, has in zip(problem.shapes[s].request, kind.supply, strict=True))
+            for s in hosted
+        )
+    ]
 
 
 def _counts(problem: Problem, composition: Composition) -> list[str]:

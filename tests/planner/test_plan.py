@@ -20,6 +20,7 @@ from bigfleet.planner import (
     closed_form,
     plan,
 )
+from bigfleet.planner.admission import admit
 from bigfleet.planner.core import COMPILED
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.plain import PLAIN
@@ -429,3 +430,19 @@ def test_no_pod_is_out_of_stock_that_held_machines_host_in_some_order() -> None:
             hosted += 1
             assert plan(asked, LITTLE).unhosted == (), seed
     assert hosted > 100
+
+
+def test_a_machine_that_can_host_no_pod_is_not_planned() -> None:
+    """It is idle and paid for anyway. Its number among the machines would change how the scheduler breaks ties."""
+    classes = [
+        kind("gpu", 32_000, 131_072, 0.96, gpu=8, pods=3, stock=1),
+        kind("small-gpu", 32_000, 262_144, 0.0, gpu=2, stock=1),
+        kind("large", 32_000, 131_072, 0.0, gpu=0, pods=8, stock=1),
+        *(kind(f"tiny{n}", 2_000, 8_192, 0.0, gpu=0, pods=3, stock=1) for n in range(4)),
+    ]
+    shapes = [shape(9_000, 1_024, 6, classes, row=0, gpu=2), shape(5_000, 2_048, 2, classes, row=1, gpu=0)]
+
+    core = admit(prepare(problem(classes, shapes, dimensions=GPU), COMPILED)).core
+
+    assert int(core.count.sum()) == 6, "two pods are out of stock, so that all classes are looked at"
+    assert {classes[column.machine_class].key for column in core.columns} == {"gpu", "small-gpu", "large"}

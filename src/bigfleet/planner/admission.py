@@ -10,7 +10,7 @@ from bigfleet.planner.composition import Unhosted, UnhostedReason
 from bigfleet.planner.core import PLENTY, Core
 from bigfleet.planner.greedy import Filled, fill, least_prices, size_order
 from bigfleet.planner.packing import FirstFit
-from bigfleet.planner.prepare import Prepared
+from bigfleet.planner.prepare import Prepared, hosting
 from bigfleet.planner.starts import held
 
 
@@ -53,7 +53,9 @@ def admit(prepared: Prepared) -> Prepared:
     unhosted = (*prepared.unhosted, *(Unhosted(shape, count, reason) for shape, count in missing.items()))
     places = [p for p in range(len(core.parts)) if admitted[p]]
     return replace(
-        prepared, core=core.with_parts(places, admitted), unhosted=tuple(sorted(unhosted, key=lambda each: each.shape))
+        prepared,
+        core=hosting(core.with_parts(places, admitted)),
+        unhosted=tuple(sorted(unhosted, key=lambda each: each.shape)),
     )
 
 

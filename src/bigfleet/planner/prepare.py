@@ -25,7 +25,7 @@ class Prepared:
     """What is planned, and what is set aside."""
 
     core: Core
-    #: The same parts with the columns that others dominate.
+    #: The same parts with the columns that others dominate; each hosts something.
     every_column: Core
     unhosted: tuple[Unhosted, ...]
 
@@ -39,7 +39,7 @@ def prepare(problem: Problem, kernels: Kernels) -> Prepared:
     unhosted = [_reason(problem, core, p) for p in range(len(core.parts)) if not hosts[p]]
     hostable = [p for p in range(len(core.parts)) if hosts[p]]
     parts, no_domain = _confine(core, hostable)
-    core = build_core(problem, parts, columns, kernels)
+    core = hosting(build_core(problem, parts, columns, kernels))
     return Prepared(
         core.restricted(useful_columns(core)), core, tuple(sorted((*unhosted, *no_domain), key=lambda each: each.shape))
     )
@@ -225,17 +225,23 @@ def _one_level(totals: Int, room: Int, left: int, skew: int) -> Int:
 # ---- columns worth looking at -------------------------------------------------------------------------------------
 
 
+def hosting(core: Core) -> Core:
+    """Return the core without the columns on which none of its pods may run.
+
+    They would be of no use, and a machine that is paid for anyway would be taken from other clusters by a draw of lots:
+    its number in the fleet decides how the scheduler breaks ties.
+    """
+    return core.restricted([int(c) for c in np.flatnonzero(core.may_run.any(axis=0))])
+
+
 def useful_columns(core: Core) -> list[int]:
-    """Return the columns that host something and that no other column dominates, ascending.
+    """Return the columns that no other column dominates, ascending.
 
     A column is dominated when another one costs no more, hosts every part that it hosts, has at least its supply as far
     as demand can use it, has no more of a scarce dimension unless it is cheaper, and is not about to run out. Held
     machines neither dominate nor are dominated: they are there. Among equal columns the first one stays.
     """
-    order = sorted(
-        (c for c in range(len(core.columns)) if core.may_run[:, c].any()),
-        key=lambda c: (int(core.cost[c]), c),
-    )
+    order = sorted(range(len(core.columns)), key=lambda c: (int(core.cost[c]), c))
     chosen = np.array(order, np.int64)
     if not len(chosen):
         return []

@@ -5,10 +5,10 @@ from collections import Counter
 
 from bigfleet.engine.decision import Decision
 from bigfleet.engine.targets import Target, TargetClaim, class_key
-from bigfleet.model.ids import ClusterId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
-from bigfleet.model.profile import SpreadMode, TopologySpread
+from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType
 from tests.engine.shapes.claims_checker import violations
@@ -169,3 +169,43 @@ def test_a_row_with_room_in_its_own_cluster_preempts_nothing() -> None:
 
     assert acted(decision) == []
     assert placed(decision) == [8, 1]
+
+
+def test_a_zone_in_which_only_another_row_has_machines_counts() -> None:
+    """kube-scheduler counts each zone with a node that the pods may use, also a full one: one pod may run in zone a."""
+    machines = [full("a", 4), full("b", 1)]
+    need = row(100, pods(1000, 3), spreads=SPREAD)
+    other = row(500, pods(1000, 1), requirements=(Requirement(ZONE, Operator.IN, ("b",)),))
+    a, b = [class_key(machine) for machine in machines]
+    claims = (TargetClaim(a, 0, 1, need.key, 0, 3), TargetClaim(b, 0, 1, other.key, 0, 1))
+
+    decision = decided(machines, [other, need], targets={C: Target({a: 1, b: 1}, claims)})
+
+    assert not decision.rows[1].satisfied
+    assert placed(decision) == [1, 1]
+
+
+def victims(zone: str, cpu: int) -> tuple[Machine, Need]:
+    """Return a machine of another cluster and the low row that it serves."""
+    machine = dataclasses.replace(full(zone, cpu), id=MachineId("victim"), cluster=ClusterId("v"), assigned_priority=10)
+    return machine, dataclasses.replace(row(10, pods(1000, 1)), cluster=ClusterId("v"))
+
+
+def test_a_row_preempts_no_machine_that_it_would_not_acquire() -> None:
+    """With a machine for one pod in a second zone, two of the four pods in the first one would have no place."""
+    victim, low = victims("b", 1)
+    need = row(100, pods(1000, 8), spreads=SPREAD)
+
+    decision = decided([full("a", 4), victim], [need, low], reported=frozenset({"c", "v"}))
+
+    assert acted(decision) == []
+    assert placed(decision) == [4, 1]
+
+
+def test_a_row_preempts_a_machine_in_a_new_zone_that_helps_it() -> None:
+    victim, low = victims("b", 4)
+    need = row(100, pods(1000, 8), spreads=SPREAD)
+
+    decision = decided([full("a", 4), victim], [need, low], reported=frozenset({"c", "v"}))
+
+    assert acted(decision) == [("Preempt", "victim")]

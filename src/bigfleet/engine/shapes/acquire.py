@@ -5,7 +5,7 @@ target composition, machines of its classes are taken first. A row that is parke
 acquires nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from operator import attrgetter
 from typing import Final
 
@@ -25,10 +25,9 @@ from bigfleet.engine.shapes.hosting import (
     places_of,
     put_back,
     spread_counts,
-    unplace,
     with_room,
 )
-from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, is_fixed, repack, restore, restore_precedence, save
+from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, displace, repack, restore, restore_precedence, save
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
@@ -57,6 +56,7 @@ def acquire(fleet: DecisionState) -> None:
     for row in fleet.rows:
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
+    lacked = {row: unplaced(row) for row in fleet.rows if row.has_left}
     # Nothing is acquired for the others.
     clusters = [c for c in fleet.clusters.values() if not c.is_credited or c.id in fleet.options.targets]
     clusters.sort(key=lambda c: c.id)
@@ -71,10 +71,12 @@ def acquire(fleet: DecisionState) -> None:
         repack(cluster, fleet)
         _replace_displaced(cluster, fleet, prices.get(cluster.id))
         _use_what_is_free(cluster)
-        for row in cluster.rows:
-            keep_spread(row)
+        trimmed = [row for row in cluster.rows if keep_spread(row)]
+        if trimmed:
+            _use_what_is_free(cluster)
         _give_back_unclaimed(cluster)
-    _hand_over(clusters, fleet, prices)
+    late = {row for row in fleet.rows if row.has_left and unplaced(row) > lacked.get(row, 0)}
+    _hand_over(clusters, late, fleet, prices)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
@@ -88,25 +90,33 @@ def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Pric
             _acquire(row, fleet, prices)
 
 
-def _hand_over(clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]) -> None:
-    """Give short rows machines that a higher row of another cluster acquired and that effectively serve lower rows.
+def _hand_over(
+    clusters: Sequence[ClusterState], late: Set[RowState], fleet: DecisionState, prices: Mapping[str, Prices]
+) -> None:
+    """Give short rows machines that rows of other clusters acquired and that effectively serve lower rows.
 
-    Such a machine hosts only lower rows, or its pods of higher rows fit where the plan has lower rows. Without this the
-    short row preempts it when it is Configured, and the other cluster acquires it again in the next cycle.
+    A higher row acquired such a machine, and it hosts only lower rows, or its pods of higher rows fit where the plan
+    has lower rows. Or a lower row acquired it, and the short row was displaced after its turn (`late`). Without this
+    the short row preempts it when it is Configured, and the other cluster acquires it again in the next cycle.
     """
     acquired = [
         (host, cluster, fleet.notes[host.machine.id].row)
         for cluster in clusters
         for host in cluster.acquired
-        if cluster.planned and host.machine.id in fleet.notes
+        if (cluster.planned or late) and host.machine.id in fleet.notes
     ][:HANDED_OVER_MAX]
-    first = min((acquirer.rank for _, _, acquirer in acquired), default=len(fleet.rows))
-    short = [row for row in fleet.rows[first:] if row.has_left and row.may_acquire and row.cluster.id in prices]
+    first = min((acquirer.rank for _, cluster, acquirer in acquired if cluster.planned), default=len(fleet.rows))
+    short = [
+        row
+        for row in fleet.rows
+        if (row in late or row.rank >= first) and row.has_left and row.may_acquire and row.cluster.id in prices
+    ]
     moves = 0
     affected: set[ClusterState] = set()
     for row in short[:HANDED_OVER_MAX]:
         for host, cluster, acquirer in acquired:
-            if not row.has_left or cluster is row.cluster or acquirer.rank > row.rank:
+            may_get_it = cluster.planned if acquirer.rank <= row.rank else row in late
+            if not row.has_left or cluster is row.cluster or not may_get_it:
                 continue
             # A gang that lost another machine may have given this one back.
             is_there = host in cluster.acquired and host.is_claimed
@@ -141,7 +151,7 @@ def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int) -> bool
     clear_rows(rows, [host])
     for row in rows:
         place_row(row, others)
-        _displace(row, others, below=rank)
+        displace(row, others, below=rank)
     if [[group.left for group in row.groups] for row in rows] == left:
         return True
     restore(cluster, before)
@@ -268,7 +278,7 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
         # What was planned on a machine that is not to be had may have its place on what the cluster holds.
         place_row(row, cluster.hosts if cluster.planned else cluster.acquired)
     if cluster.unavailable and row.same_key is None and spread is None:
-        _displace(row, cluster.hosts, below=row.rank)
+        displace(row, cluster.hosts, below=row.rank)
     while row.has_left:
         offers = [offer for offer in fleet.usable(row) if offer.available]
         found = _choose(row, offers, fleet, prices)
@@ -278,34 +288,6 @@ def _acquire_in_domain(row: RowState, fleet: DecisionState, prices: Prices) -> N
         for _ in range(1 if choice.fill.shares else repetitions(choice, choice.offer.available)):
             _take_noted(row, found, fleet)
             place_row(row, cluster.hosts[-1:])
-
-
-def _displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
-    """Place pods of the row in room that a plan gives to rows of its cluster whose rank is greater than `below`.
-
-    Without this the row would take a machine that rows of other clusters between the two need.
-    """
-    for group in row.groups:
-        for host in hosts:
-            if not group.left:
-                break
-            lower = [
-                (other, count)
-                for other, count in host.claims.items()
-                if other.row.rank > below and _may_lose_place(other.row)
-            ]
-            if not lower or not may_host(group, host):
-                continue
-            for other, _ in lower:
-                unplace(other, host)
-            place(group, host, capacity(group, host))
-            for other, count in sorted(lower, key=lambda entry: (entry[0].row.rank, entry[0].index)):
-                place(other, host, min(count, capacity(other, host)))
-
-
-def _may_lose_place(row: RowState) -> bool:
-    """Return whether single pods of the row may lose their place; a spread would become uneven."""
-    return row.spread is None and not is_fixed(row)
 
 
 def _acquire_spread(row: RowState, spread: TopologySpread, fleet: DecisionState, prices: Prices) -> None:

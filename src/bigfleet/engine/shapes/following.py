@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import capacity, keeps_spread, may_host, place, place_more, trim_spread
+from bigfleet.engine.shapes.hosting import capacity, is_even, may_host, place, place_more, trim_spread
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey
 from bigfleet.model.need import RowKey
@@ -88,20 +88,21 @@ def _fill(host: HostState, planned: Iterable[tuple[PodGroup, int]]) -> None:
             place(group, host, min(count, capacity(group, host)))
 
 
-def keep_spread(row: RowState) -> None:
-    """Take back what a plan has beyond the strict spread of a row of which every pod has a place.
+def keep_spread(row: RowState) -> bool:
+    """Take back what a plan has beyond the strict spread of a row whose pods all have a place; return whether it did.
 
     A scheduler could not place it there. A machine that was acquired for it and hosts nothing else is not needed. A row
     that is short stands as planned: its pods may run already, and a domain lost machines.
     """
     spread, hosts = row.spread, row.cluster.hosts
-    if spread is None or row not in row.cluster.planned_for or row.has_left or keeps_spread(row, hosts):
-        return
+    if spread is None or row not in row.cluster.planned_for or row.has_left or is_even(row, hosts):
+        return False
     trimmed = trim_spread(row, hosts, spread)
     place_more(row, hosts)
     for host in trimmed:
         if host.offer is not None and not host.is_claimed:
             host.is_target = False
+    return True
 
 
 def pending(row: RowState) -> dict[PodGroup, int]:

@@ -226,13 +226,25 @@ def put_back(row: RowState, places: Places) -> None:
         place(group, host, count)
 
 
+def is_even(row: RowState, hosts: Sequence[HostState]) -> bool:
+    """Return whether no domain has more pods of the row than another plus the skew, as the scheduler counts them.
+
+    A domain counts if it holds pods of the row or has a machine that the cluster keeps, with room or without.
+    """
+    spread = row.spread
+    if spread is None or row.divisible is not None or row.same_key is not None:
+        return True
+    counts = _kept_counts(row, hosts_by_domain(row, hosts, spread.topology_key)).values()
+    return max(counts, default=0) - min(counts, default=0) <= spread.skew_max
+
+
 def trim_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySpread) -> list[HostState]:
     """Take back the row's pods beyond its skew, from the last hosts of a domain first; return the hosts that had them.
 
-    A plan places pods without a look at the skew. Domains that hold no pod of the row do not count.
+    A plan places pods without a look at the skew, and at the domains in which only other rows have machines.
     """
     by_domain = hosts_by_domain(row, hosts, spread.topology_key)
-    counts = {value: count for value, count in _counts(row, by_domain).items() if count}
+    counts = _kept_counts(row, by_domain)
     most = min(counts.values(), default=0) + spread.skew_max
     trimmed = []
     for value, count in counts.items():
@@ -245,6 +257,16 @@ def trim_spread(row: RowState, hosts: Sequence[HostState], spread: TopologySprea
                     trimmed.append(host)
                     excess -= taken
     return trimmed
+
+
+def _kept_counts(row: RowState, by_domain: Mapping[str, Sequence[HostState]]) -> dict[str, int]:
+    """Return the row's pods in the domains that hold some or have a machine that any row or a target keeps."""
+    counts = _counts(row, by_domain)
+    return {
+        value: counts[value]
+        for value, hosts in by_domain.items()
+        if counts[value] or any(host.is_claimed or host.is_target for host in hosts)
+    }
 
 
 def _take_back(group: PodGroup, host: HostState, count: int) -> None:

@@ -6,7 +6,7 @@ loses a place to a lower one.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +16,14 @@ from bigfleet.engine.shapes.hosting import (
     capacity,
     clear_rows,
     fitting,
+    is_even,
     keeps_spread,
     may_host,
     place,
     place_group,
+    place_more,
     place_row,
+    unplace,
 )
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState, Searched
 from bigfleet.engine.targets import ClassKey, class_key
@@ -28,6 +31,10 @@ from bigfleet.engine.targets import ClassKey, class_key
 #: Clusters up to this size are searched.
 SEARCHED_HOSTS_MAX: Final = 12
 SEARCHED_PODS_MAX: Final = 40
+#: Priorities of lower rows that are displaced apart from each other, the lowest ones; then all.
+DISPLACED_PRIORITIES_MAX: Final = 4
+#: Most whole gangs of a cluster that are placed again for a higher row.
+WHOLE_GANGS_MAX: Final = 16
 #: Placements tried for one question.
 SEARCH_STEPS_MAX: Final = 5_000
 
@@ -105,32 +112,126 @@ def _taken(host: HostState) -> Iterator[tuple[RowState, int, int]]:
 
 
 def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
-    """Place the rows of a cluster with a plan by precedence if that serves a higher row better; returns whether it did.
+    """Serve the rows of a cluster with a plan by precedence if that serves a higher row better; return whether it did.
 
     Planned pods are placed before all others. A plan that was made for other demand, or without a gang that no domain
-    hosts whole, may so leave room to a lower row that a higher one lacks. A gang that is not whole chooses again.
+    hosts whole, may so leave room to a lower row that a higher one lacks. Tried are, and the first of those counts that
+    serve the higher rows best: that short rows displace lower ones; that all rows but whole gangs are placed again
+    without the plan; and that lower whole gangs, if there are few, yield and choose their domain again.
     """
-    rows = [row for row in cluster.rows if not is_fixed(row)]
+    rows = cluster.rows
     left = [_unserved(row) for row in rows]
     first = next((place for place, amount in enumerate(left) if any(amount)), len(rows))
     if not cluster.planned or not any(_serves(host, rows[first + 1 :]) for host in cluster.hosts):
         return False
-    before = save(cluster)
-    domains = {
+    movable = [row for row in rows if not is_fixed(row)]
+    ways: list[Callable[[], None]] = [
+        lambda: _displace_lower(movable, cluster),
+        lambda: _place_all_again(movable, cluster, fleet),
+    ]
+    gangs = [row for row in rows[first + 1 :] if is_fixed(row)]
+    if 0 < len(gangs) <= WHOLE_GANGS_MAX:
+        ways.append(lambda: _displace_gangs(gangs, movable, cluster, fleet))
+    before, domains = save(cluster), _domains_of(rows)
+    best, best_domains, least = before, domains, left
+    for way in ways:
+        way()
+        found = [_unserved(row) for row in rows]
+        if found < least:
+            best, best_domains, least = save(cluster), _domains_of(rows), found
+        _put_in_domains(domains)
+        restore(cluster, before)
+    _put_in_domains(best_domains)
+    restore(cluster, best)
+    return best is not before
+
+
+_DomainChoice = tuple[str | None, frozenset[int], bool, bool]
+
+
+def _domains_of(rows: Sequence[RowState]) -> dict[RowState, _DomainChoice]:
+    return {
         row: (row.domain, row.matching, row.is_satisfiable, row.is_held) for row in rows if row.same_key is not None
     }
-    clear_rows(rows, cluster.hosts)
-    for row in rows:
-        if row in domains:
-            choose_again(row, fleet)
-        else:
-            place_row(row, cluster.hosts)
-    if [_unserved(row) for row in rows] < left:
-        return True
-    restore(cluster, before)
+
+
+def _put_in_domains(domains: Mapping[RowState, _DomainChoice]) -> None:
     for row, chosen in domains.items():
         row.domain, row.matching, row.is_satisfiable, row.is_held = chosen
-    return False
+
+
+def _place_all_again(rows: Sequence[RowState], cluster: ClusterState, fleet: DecisionState) -> None:
+    """Place rows by precedence, without the plan; gangs choose their domain again."""
+    clear_rows(rows, cluster.hosts)
+    for row in rows:
+        if row.same_key is None:
+            place_row(row, cluster.hosts)
+        else:
+            choose_again(row, fleet)
+
+
+def _displace_gangs(
+    gangs: Sequence[RowState], others: Sequence[RowState], cluster: ClusterState, fleet: DecisionState
+) -> None:
+    clear_rows(gangs, cluster.hosts)
+    _displace_lower(others, cluster)
+    for row in gangs:
+        choose_again(row, fleet)
+
+
+def _displace_lower(rows: Sequence[RowState], cluster: ClusterState) -> None:
+    """Let rows of which pods have no place displace lower ones, in processing order; these find other places."""
+    for row in rows:
+        if not row.has_left or row.same_key is not None or row.divisible is not None:
+            continue
+        place_more(row, cluster.hosts)
+        before = save(cluster)
+        for rank in _lowest_first(row, rows):
+            if row.has_left:
+                displace(row, cluster.hosts, below=rank)
+        if not keeps_spread(row, cluster.hosts):
+            restore(cluster, before)
+    for row in rows:
+        if row.has_left and row.same_key is None:
+            place_more(row, cluster.hosts)
+
+
+def _lowest_first(row: RowState, rows: Sequence[RowState]) -> list[int]:
+    """Return the ranks below which a row displaces others in turn: first those of the lowest priority alone."""
+    first: dict[int, int] = {}
+    for other in rows:
+        if other.rank > row.rank:
+            first.setdefault(other.need.profile.priority, other.rank - 1)
+    return [*sorted(first.values(), reverse=True)[:DISPLACED_PRIORITIES_MAX], row.rank]
+
+
+def displace(row: RowState, hosts: Sequence[HostState], *, below: int) -> None:
+    """Place pods of the row in room that a plan gives to rows of its cluster whose rank is greater than `below`.
+
+    Without this the row would take a machine that rows of other clusters between the two need. Its spread is not
+    looked at.
+    """
+    for group in row.groups:
+        for host in hosts:
+            if not group.left:
+                break
+            lower = [
+                (other, count)
+                for other, count in host.claims.items()
+                if other.row.rank > below and _may_lose_place(other.row)
+            ]
+            if not lower or not may_host(group, host):
+                continue
+            for other, _ in lower:
+                unplace(other, host)
+            place(group, host, capacity(group, host))
+            for other, count in sorted(lower, key=lambda entry: (entry[0].row.rank, entry[0].index)):
+                place(other, host, min(count, capacity(other, host)))
+
+
+def _may_lose_place(row: RowState) -> bool:
+    """Return whether single pods of the row may lose their place; a spread would become uneven."""
+    return row.spread is None and not is_fixed(row)
 
 
 def _unserved(row: RowState) -> list[int]:
@@ -184,7 +285,7 @@ def _pack_as_planned(cluster: ClusterState) -> bool:
                 place(group, host, min(count, capacity(group, host)))
     for row in rows:
         place_row(row, cluster.hosts)
-    return not any(row.has_left for row in cluster.rows) and all(keeps_spread(row, cluster.hosts) for row in rows)
+    return not any(row.has_left for row in cluster.rows) and all(is_even(row, cluster.hosts) for row in rows)
 
 
 # ---- what was ----------------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ Gangs are preempted whole. Room in the row's own cluster was used before: Phase 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from bigfleet.engine.shapes.fleet import DecisionState
-from bigfleet.engine.shapes.hosting import clear_row, place_row, places_of, put_back
+from bigfleet.engine.shapes.hosting import Places, clear_row, place_more, place_row, places_of, put_back
+from bigfleet.engine.shapes.spread_domains import unplaced
 from bigfleet.engine.shapes.state import ClaimLoss, HostState, OfferState, RowState, Unit
 from bigfleet.engine.shapes.units import units_for
 from bigfleet.model.machine import Machine
@@ -18,6 +19,15 @@ SINGLES_MAX: Final = 256
 #: Most gangs of one decision that look for victims in other domains, and most domains that each of them tries.
 GANGS_MAX: Final = 16
 DOMAINS_MAX: Final = 16
+
+
+class _Own(NamedTuple):
+    """What the row's cluster had before victims were looked for."""
+
+    #: Machines; those of victims follow them.
+    hosts: int
+    #: Where the row's pods stood, if it is spread.
+    places: Places
 
 
 def preempt(fleet: DecisionState) -> None:
@@ -30,10 +40,12 @@ def preempt(fleet: DecisionState) -> None:
             place_row(row, row.cluster.hosts)
         if row.may_acquire:
             _count_coming(row, fleet)
-            picked = _pick(row, fleet) if row.has_left else []
+        own = _own_of(row)
+        if row.may_acquire and row.has_left:
+            picked = _pick(row, own, fleet)
         if row.has_left and row.same_key is not None and row.divisible is None and tried < GANGS_MAX:
             tried += 1
-            picked = _picked_in_other_domain(row, row.same_key, picked, fleet)
+            picked = _picked_in_other_domain(row, row.same_key, picked, own, fleet)
         row.victims = _machines(picked)
         if _is_spread(row):
             # It may have taken other places on what its cluster holds, which others look at for victims.
@@ -52,30 +64,52 @@ def _count_coming(row: RowState, fleet: DecisionState) -> None:
 
 
 def _helps(row: RowState, host: HostState) -> bool:
-    """Place the row's pods on the host as if it were free; returns whether it takes any."""
-    row.cluster.hosts.append(host)
-    place_row(row, row.cluster.hosts if _is_spread(row) else [host])
-    if not host.is_claimed:
-        row.cluster.hosts.remove(host)
-        return False
-    return True
+    """Place the row's pods on the host as if it were free; returns whether fewer of them lack a place."""
+    hosts = row.cluster.hosts
+    hosts.append(host)
+    if _place(row, len(hosts) - 1):
+        return True
+    hosts.remove(host)
+    return False
+
+
+def _place(row: RowState, held: int) -> bool:
+    """Place what the row has left on its cluster's machines from number `held` on; returns whether it takes any.
+
+    A spread row is placed on all of them from the beginning, as it is when it acquires: a machine in a new domain holds
+    the others down, and a machine on which the row would not be placed then would be preempted in vain.
+    """
+    hosts, before = row.cluster.hosts, _left(row)
+    if not _is_spread(row):
+        place_row(row, hosts[held:])
+        return _left(row) != before
+    fewest, places = unplaced(row), places_of(row)
+    clear_row(row, hosts)
+    place_row(row, hosts)
+    if unplaced(row) >= fewest:
+        put_back(row, places)
+        place_more(row, hosts)
+    return unplaced(row) < fewest
 
 
 # ---- victims -----------------------------------------------------------------------------------------------------
 
 
-def _pick(row: RowState, fleet: DecisionState) -> list[Unit]:
+def _own_of(row: RowState) -> _Own:
+    return _Own(len(row.cluster.hosts), places_of(row) if _is_spread(row) else ())
+
+
+def _pick(row: RowState, own: _Own, fleet: DecisionState) -> list[Unit]:
     """Preempt the units that destroy least: one that makes all the room, or several in the order of their loss."""
     units = units_for(row, fleet)
-    held = len(row.cluster.hosts)
-    best = _single(row, units, held, fleet)
-    several = _several(row, units, held, fleet)
+    best = _single(row, units, own, fleet)
+    several = _several(row, units, own, fleet)
     if best is None or (several and _sum(several) < best.loss and not row.has_left):
         chosen = several
     else:
         for unit in several:
-            _remove(row, unit, fleet)
-        _add(row, best, held, fleet)
+            _remove(row, unit, own, fleet)
+        _add(row, best, own, fleet)
         chosen = [best]
     return chosen
 
@@ -95,68 +129,80 @@ def _sum(units: Sequence[Unit]) -> ClaimLoss:
     )
 
 
-def _single(row: RowState, units: Sequence[Unit], held: int, fleet: DecisionState) -> Unit | None:
+def _single(row: RowState, units: Sequence[Unit], own: _Own, fleet: DecisionState) -> Unit | None:
     """Return the unit of least loss that alone makes the room for the whole row; nothing is changed."""
+    tried: set[tuple[int, ...]] = set()
     for unit in units[:SINGLES_MAX]:
-        _add(row, unit, held, fleet)
+        usable = _usable(row, unit)
+        if usable in tried:
+            continue
+        tried.add(usable)
+        _add(row, unit, own, fleet)
         makes_room = not row.has_left
-        _remove(row, unit, fleet)
+        _remove(row, unit, own, fleet)
         if makes_room:
             return unit
     return None
 
 
-def _several(row: RowState, units: Sequence[Unit], held: int, fleet: DecisionState) -> list[Unit]:
+def _several(row: RowState, units: Sequence[Unit], own: _Own, fleet: DecisionState) -> list[Unit]:
     """Take units in the order of their loss until the row has a place, then give back what is not needed."""
     taken = []
+    vain: set[tuple[int, ...]] = set()
     for unit in units:
+        usable = _usable(row, unit)
         if not row.has_left:
             break
-        if _add(row, unit, held, fleet):
+        if usable in vain:
+            continue
+        if _add(row, unit, own, fleet):
             taken.append(unit)
+            # What came before may help now: the row's spread allows more.
+            vain.clear()
         else:
-            _remove(row, unit, fleet)
+            _remove(row, unit, own, fleet)
+            vain.add(usable)
     for unit in reversed(list(taken)) if len(taken) > 1 else ():
         before = _left(row)
-        _remove(row, unit, fleet)
-        place_row(row, _open_hosts(row, held))
+        _remove(row, unit, own, fleet)
+        _place(row, own.hosts)
         if _left(row) == before:
             taken.remove(unit)
         else:
-            _add(row, unit, held, fleet)
+            _add(row, unit, own, fleet)
     return taken
+
+
+def _usable(row: RowState, unit: Unit) -> tuple[int, ...]:
+    """Return the shapes of the machines of a unit that the row may use: units of equal ones make equal room."""
+    return tuple(sorted(host.shape for host in unit.hosts if row.may_use(host.machine, host.shape)))
 
 
 def _left(row: RowState) -> tuple[list[int], dict[int, int]]:
     return [group.left for group in row.groups], dict(row.divisible or {})
 
 
-def _add(row: RowState, unit: Unit, held: int, fleet: DecisionState) -> bool:
+def _add(row: RowState, unit: Unit, own: _Own, fleet: DecisionState) -> bool:
     """Place the row on the unit's machines as if they were free; returns whether it takes any."""
-    before = _left(row)
     for host in unit.hosts:
         fleet.taken[host.machine.id] = row
         if row.may_use(host.machine, host.shape):
             row.cluster.hosts.append(fleet.host(row.cluster, host.machine))
-    place_row(row, _open_hosts(row, held))
-    return _left(row) != before
-
-
-def _open_hosts(row: RowState, held: int) -> Sequence[HostState]:
-    """Return the machines on which the row may find a place; the first `held` ones have none, but a spread may move."""
-    return row.cluster.hosts if _is_spread(row) else row.cluster.hosts[held:]
+    return _place(row, own.hosts)
 
 
 def _is_spread(row: RowState) -> bool:
     return row.spread is not None and row.divisible is None
 
 
-def _remove(row: RowState, unit: Unit, fleet: DecisionState) -> None:
+def _remove(row: RowState, unit: Unit, own: _Own, fleet: DecisionState) -> None:
     """Undo `_add`."""
-    ids = {host.machine.id for host in unit.hosts}
-    added = [host for host in row.cluster.hosts if host.machine.id in ids]
-    clear_row(row, added)
-    row.cluster.hosts[:] = [host for host in row.cluster.hosts if host.machine.id not in ids]
+    hosts, ids = row.cluster.hosts, {host.machine.id for host in unit.hosts}
+    clear_row(row, hosts if _is_spread(row) else [host for host in hosts if host.machine.id in ids])
+    hosts[:] = [host for host in hosts if host.machine.id not in ids]
+    if _is_spread(row):
+        put_back(row, own.places)
+        _place(row, own.hosts)
     for machine_id in ids:
         fleet.taken.pop(machine_id, None)
 
@@ -164,7 +210,9 @@ def _remove(row: RowState, unit: Unit, fleet: DecisionState) -> None:
 # ---- gangs -------------------------------------------------------------------------------------------------------
 
 
-def _picked_in_other_domain(row: RowState, key: str, picked: Sequence[Unit], fleet: DecisionState) -> list[Unit]:
+def _picked_in_other_domain(
+    row: RowState, key: str, picked: Sequence[Unit], own: _Own, fleet: DecisionState
+) -> list[Unit]:
     """Return what to preempt for a gang that does not fit into its domain: units of a domain that then hosts all of it.
 
     The domain with the least loss is chosen. Without one, what is picked in the own domain is returned. The gang keeps
@@ -191,7 +239,7 @@ def _picked_in_other_domain(row: RowState, key: str, picked: Sequence[Unit], fle
     if not found:
         return list(picked)
     for unit in picked:
-        _remove(row, unit, fleet)
+        _remove(row, unit, own, fleet)
     # A domain without victims comes first: it waits for what drains for the gang.
     best = min(found, key=lambda units: (1, _sum(units)) if units else (0,))
     fleet.taken.update((machine.id, row) for machine in _machines(best))
@@ -211,9 +259,10 @@ def _units_for_whole(row: RowState, offers: Iterable[OfferState], fleet: Decisio
                 break
     for machine in fleet.coming(row):
         _helps(row, fleet.host(row.cluster, machine))
-    units = _pick(row, fleet) if row.has_left else []
+    own = _own_of(row)
+    units = _pick(row, own, fleet) if row.has_left else []
     is_whole = not row.has_left
     for unit in units:
-        _remove(row, unit, fleet)
+        _remove(row, unit, own, fleet)
     clear_row(row, hosts)
     return units if is_whole else None

@@ -17,7 +17,6 @@ from bigfleet.engine.shapes.hosting import (
     clear_rows,
     fitting,
     is_even,
-    keeps_spread,
     may_host,
     place,
     place_group,
@@ -189,7 +188,7 @@ def _displace_lower(rows: Sequence[RowState], cluster: ClusterState) -> None:
         for rank in _lowest_first(row, rows):
             if row.has_left:
                 displace(row, cluster.hosts, below=rank)
-        if not keeps_spread(row, cluster.hosts):
+        if not is_even(row, cluster.hosts):
             restore(cluster, before)
     for row in rows:
         if row.has_left and row.same_key is None:

@@ -228,8 +228,8 @@ def _one_level(totals: Int, room: Int, left: int, skew: int) -> Int:
 def hosting(core: Core) -> Core:
     """Return the core without the columns on which none of its pods may run.
 
-    They would be of no use, and a machine that is paid for anyway would be taken from other clusters by a draw of lots:
-    its number in the fleet decides how the scheduler breaks ties.
+    Such a machine is of no use. If it is paid for anyway, it could be planned by chance, because its number in the
+    fleet decides how the scheduler breaks ties, and other clusters would lack it.
     """
     return core.restricted([int(c) for c in np.flatnonzero(core.may_run.any(axis=0))])
 

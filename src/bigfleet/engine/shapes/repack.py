@@ -145,6 +145,7 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     return best is not before
 
 
+#: Domain, shapes of machines in it, whether it can host the gang, and whether it does on what the cluster holds.
 _DomainChoice = tuple[str | None, frozenset[int], bool, bool]
 
 
@@ -172,6 +173,7 @@ def _place_all_again(rows: Sequence[RowState], cluster: ClusterState, fleet: Dec
 def _displace_gangs(
     gangs: Sequence[RowState], others: Sequence[RowState], cluster: ClusterState, fleet: DecisionState
 ) -> None:
+    """Let short rows have the places of whole gangs, too; these choose their domain again by what is left."""
     clear_rows(gangs, cluster.hosts)
     _displace_lower(others, cluster)
     for row in gangs:

@@ -8,7 +8,8 @@ from bigfleet.engine.targets import Target, TargetClaim, class_key
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
-from bigfleet.model.profile import Operator, Requirement
+from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import DemandShape
 from tests.engine.shapes import test_rules
 from tests.engine.shapes.shape_fleets import ZONE
 from tests.engine.shapes.test_rules import C, S, acted, decided, m4, pods, row
@@ -16,6 +17,9 @@ from tests.engine.shapes.test_rules import C, S, acted, decided, m4, pods, row
 D = ClusterId("d")
 IN_A = (Requirement(ZONE, Operator.IN, ("a",)),)
 TOGETHER = (Requirement(ZONE, Operator.SAME),)
+#: Not where the filler is.
+ELSEWHERE = (Requirement(ZONE, Operator.NOT_IN, ("f",)),)
+SPREAD = (TopologySpread(ZONE, 1, SpreadMode.DO_NOT_SCHEDULE),)
 
 
 #: A machine and a row beside the others: a cluster of more than 40 pods is not searched for the best packing.
@@ -46,6 +50,17 @@ def placed(decision: Decision) -> list[int]:
 def of_d(need: Need) -> Need:
     """Return a row of cluster d."""
     return dataclasses.replace(need, cluster=D)
+
+
+def m8(name: str, zone: str = "a") -> Machine:
+    """Return a machine of 8 cpu that cluster c has."""
+    allocatable = {"cpu": "8", "memory": "64Gi"}
+    return m4(name, S.CONFIGURED, zone, instance_type="m8", allocatable=allocatable, price_usd_per_hour=1.0)
+
+
+def limited(cpu_milli: int, count: int, *, most: int) -> DemandShape:
+    """Return pods of which a machine may have so many at most."""
+    return dataclasses.replace(pods(cpu_milli, count), max_per_machine=most)
 
 
 def test_a_short_row_displaces_the_lowest_row_and_not_the_one_between() -> None:
@@ -91,6 +106,65 @@ def test_a_row_that_is_displaced_after_its_turn_gets_what_a_lower_row_of_another
 
     assert placed(decision) == [1, 1, 0]
     assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", C)]
+
+
+def test_a_row_that_displaced_others_gets_what_a_lower_row_of_another_cluster_took_before() -> None:
+    """Only after it displaced the row in zone b does its spread allow another pod in zone a."""
+    a, b, spare = m4("a", S.CONFIGURED), m4("b", S.CONFIGURED, "b"), m4("spare", S.IDLE)
+    high, low = row(1000, pods(3000, 3), spreads=SPREAD, requirements=ELSEWHERE), row(1, pods(4000, 1))
+    between = of_d(row(100, pods(4000, 1)))
+
+    decision = decided_beside_filler([a, b, spare], [high, between, low], planned((a, high, 1), (b, low, 1)))
+
+    assert placed(decision) == [3, 0, 0]
+
+
+def test_a_lower_row_under_a_strict_spread_yields_to_a_higher_one_that_keeps_its_places() -> None:
+    """Placed without the plan, the higher row would have its large pod where only one of its others fits."""
+    first, large, last = m4("a1", S.CONFIGURED), m8("a2"), m4("a3", S.CONFIGURED)
+    high = row(1000, pods(3500, 1), limited(2100, 4, most=2))
+    low = row(1, pods(3500, 1), spreads=SPREAD)
+    claims = tuple(
+        TargetClaim(class_key(machine), number, 1, need.key, shape, count)
+        for machine, number, need, shape, count in (
+            (large, 0, high, 0, 1),
+            (large, 0, high, 1, 2),
+            (first, 0, high, 1, 1),
+            (first, 1, low, 0, 1),
+            (FILLED, 0, FILLER, 0, 41),
+        )
+    )
+    target = Target({class_key(first): 2, class_key(large): 1, class_key(FILLED): 1}, claims)
+
+    decision = decided_beside_filler([first, large, last], [high, low], target)
+
+    assert placed(decision) == [5, 0]
+
+
+def test_a_gang_that_no_domain_hosts_whole_displaces_lower_rows_in_its_domain() -> None:
+    """Placed without the plan, the row above it would take the room of one of its pods."""
+    a, b = m4("a", S.CONFIGURED), m4("b", S.CONFIGURED, "b")
+    top, low = row(1200, pods(1500, 1)), row(10, pods(2000, 2))
+    gang = row(1000, pods(2000, 3), requirements=(*IN_A, *TOGETHER), group="g")
+
+    decision = decided_beside_filler([a, b], [top, gang, low], planned((a, low, 2), (b, top, 1)))
+
+    assert placed(decision) == [1, 2, 1]
+
+
+def test_a_machine_is_not_handed_over_if_the_next_decision_does_not_find_the_room_without_it() -> None:
+    """Its zone holds a spread row down; without the machine that row takes the room back."""
+    b, c = m8("b", "b"), m4("c", S.CONFIGURED, "c")
+    spare = m4("spare", S.IDLE, instance_type="m2", allocatable={"cpu": "2", "memory": "8Gi"})
+    spread = row(1500, pods(3000, 3), spreads=SPREAD, requirements=ELSEWHERE)
+    other = row(500, pods(1000, 3))
+    short, low = row(100, pods(2000, 1)), of_d(row(10, pods(2000, 1)))
+    target = planned((b, spread, 2), (b, other, 2), (c, spread, 1), (c, other, 1))
+
+    decision = decided_beside_filler([b, c, spare], [spread, other, short, low], target)
+
+    assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", C)]
+    assert placed(decision) == [2, 3, 1, 0]
 
 
 def test_a_row_that_is_displaced_leaves_others_what_it_cannot_use() -> None:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
+from bigfleet.engine.shapes.credit import is_credited_without
 from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
 from bigfleet.engine.shapes.following import acquire_as_planned, keep_spread
 from bigfleet.engine.shapes.gangs import choose_again
@@ -66,28 +67,31 @@ def acquire(fleet: DecisionState) -> None:
         if cluster.id not in fleet.options.targets:
             _drop_unnecessary(cluster, fleet)
             _settle(cluster, fleet, prices.get(cluster.id))
+    late: set[RowState] = set()
     for cluster in clusters:
         _complete_target(cluster, fleet)
         repack(cluster, fleet)
-        _replace_displaced(cluster, fleet, prices.get(cluster.id))
+        if _replace_displaced(cluster, fleet, prices.get(cluster.id)):
+            late.update(row for row in cluster.rows if row.has_left)
         _use_what_is_free(cluster)
         trimmed = [row for row in cluster.rows if keep_spread(row)]
         if trimmed:
             _use_what_is_free(cluster)
         _give_back_unclaimed(cluster)
-    late = {row for row in fleet.rows if row.has_left and unplaced(row) > lacked.get(row, 0)}
+    late.update(row for row in fleet.rows if row.has_left and unplaced(row) > lacked.get(row, 0))
     _hand_over(clusters, late, fleet, prices)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
 
-def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> None:
-    """Take back for higher rows what the claims of a target gave to lower ones, and acquire for these."""
+def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> bool:
+    """Take back for higher rows what the claims of a target gave to lower ones, and acquire; return whether it did."""
     if prices is None or not restore_precedence(cluster, fleet):
-        return
+        return False
     for row in cluster.rows:
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices)
+    return True
 
 
 def _hand_over(
@@ -124,7 +128,7 @@ def _hand_over(
                 continue
             above = sorted([other for other in host.rows() if other.rank < row.rank], key=attrgetter("rank"))
             moves += bool(above)
-            if above and (moves > MOVES_MAX or not _move_to_lower(above, host, row.rank)):
+            if above and (moves > MOVES_MAX or not _move_to_lower(above, host, row.rank, fleet)):
                 continue
             affected.add(cluster)
             clear_rows(host.rows(), [host])
@@ -138,10 +142,10 @@ def _hand_over(
         _give_back_unclaimed(cluster)
 
 
-def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int) -> bool:
+def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int, fleet: DecisionState) -> bool:
     """Move pods of some rows from a machine to room that rows of their cluster below `rank` use.
 
-    Return whether all of them moved; otherwise nothing changes.
+    Return whether all of them moved, to where the next decision places them, too; otherwise nothing changes.
     """
     if any(row.same_key is not None or row.spread is not None or row.divisible is not None for row in rows):
         return False
@@ -152,7 +156,8 @@ def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int) -> bool
     for row in rows:
         place_row(row, others)
         displace(row, others, below=rank)
-    if [[group.left for group in row.groups] for row in rows] == left:
+    is_moved = [[group.left for group in row.groups] for row in rows] == left
+    if is_moved and is_credited_without(host, cluster, fleet, above=rank):
         return True
     restore(cluster, before)
     return False

@@ -3,12 +3,22 @@
 Rows are taken by precedence, so a higher row never lacks room that a lower row has. Acquiring is `acquire`'s business.
 """
 
+from operator import le
+
 from bigfleet.engine.shapes.columns.credit import credit_on_columns
-from bigfleet.engine.shapes.fleet import DecisionState, add_hosts, add_rows
-from bigfleet.engine.shapes.following import keep_spread, pending, place_as_planned, read_plan
-from bigfleet.engine.shapes.gangs import credit_gang
-from bigfleet.engine.shapes.hosting import clear_row, place_first_fit, place_more, place_row
-from bigfleet.engine.shapes.repack import repack, restore, save
+from bigfleet.engine.shapes.fleet import DecisionState, add_hosts, add_rows, sort_hosts
+from bigfleet.engine.shapes.following import keep_spread, number_hosts, pending, place_as_planned, read_plan
+from bigfleet.engine.shapes.gangs import choose_again, credit_gang
+from bigfleet.engine.shapes.hosting import clear_row, clear_rows, place_first_fit, place_more, place_row
+from bigfleet.engine.shapes.repack import (
+    domains_of,
+    is_fixed,
+    put_in_domains,
+    repack,
+    restore,
+    restore_precedence,
+    save,
+)
 from bigfleet.engine.shapes.state import ClusterState, HostState, RowState
 
 
@@ -53,6 +63,37 @@ def credit(fleet: DecisionState) -> None:
         if not any(pending(row) for row in cluster.rows):
             repack(cluster, fleet)
             cluster.is_credited = not any(row.has_left for row in cluster.rows)
+
+
+def is_credited_without(host: HostState, cluster: ClusterState, fleet: DecisionState, *, above: int) -> bool:
+    """Return whether the next decision serves the rows ranked before `above` as well without the machine.
+
+    Nothing has its place on the machine. A small cluster may have been packed with it in a way that is not found
+    without it, and pods under a strict spread may have places that are open only with its domain.
+    """
+    hosts, numbered = list(cluster.hosts), cluster.numbered
+    served = [row for row in cluster.rows if row.rank < above]
+    left = [group.left for row in served for group in row.groups]
+    before, domains = save(cluster), domains_of(cluster.rows)
+    cluster.hosts.remove(host)
+    rows = [row for row in cluster.rows if not is_fixed(row)]
+    clear_rows(rows, cluster.hosts)
+    sort_hosts(cluster, fleet.options)
+    number_hosts(cluster, fleet)
+    place_as_planned(cluster)
+    for row in rows:
+        if row.same_key is not None:
+            choose_again(row, fleet)
+        else:
+            place_more(row, cluster.hosts)
+            keep_spread(row)
+    repack(cluster, fleet)
+    restore_precedence(cluster, fleet)
+    found = [group.left for row in served for group in row.groups]
+    cluster.hosts[:], cluster.numbered = hosts, numbered
+    put_in_domains(domains)
+    restore(cluster, before)
+    return all(map(le, found, left))
 
 
 def is_served_on_columns(cluster: ClusterState) -> bool:

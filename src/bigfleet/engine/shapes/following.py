@@ -36,7 +36,13 @@ def read_plan(cluster: ClusterState, fleet: DecisionState) -> None:
     for planned_number, planned in cluster.planned.items():
         for row in dict.fromkeys(group.row for group, _ in planned):
             cluster.planned_for.setdefault(row, []).append(planned_number)
+    number_hosts(cluster, fleet)
+
+
+def number_hosts(cluster: ClusterState, fleet: DecisionState) -> None:
+    """Number the machines that the cluster holds within their classes, in hosting order."""
     sizes: Counter[ClassKey] = Counter()
+    cluster.numbered = {}
     for host in cluster.hosts:
         key = fleet.class_of(host)
         cluster.numbered[(key, sizes[key])] = host

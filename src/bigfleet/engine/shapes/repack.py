@@ -115,8 +115,9 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
 
     Planned pods are placed before all others. A plan that was made for other demand, or without a gang that no domain
     hosts whole, may so leave room to a lower row that a higher one lacks. Tried are, and the first of those counts that
-    serve the higher rows best: that short rows displace lower ones; that all rows but whole gangs are placed again
-    without the plan; and that lower whole gangs, if there are few, yield and choose their domain again.
+    serve the higher rows best: that short rows displace lower ones; that all rows below the first short one are placed
+    again after it; that all rows but whole gangs are placed again without the plan; and that lower whole gangs, if few,
+    yield and choose their domain again.
     """
     rows = cluster.rows
     left = [_unserved(row) for row in rows]
@@ -126,21 +127,22 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     movable = [row for row in rows if not is_fixed(row)]
     ways: list[Callable[[], None]] = [
         lambda: _displace_lower(movable, cluster),
+        lambda: _place_lower_again(movable, cluster, fleet),
         lambda: _place_all_again(movable, cluster, fleet),
     ]
     gangs = [row for row in rows[first + 1 :] if is_fixed(row)]
     if 0 < len(gangs) <= WHOLE_GANGS_MAX:
         ways.append(lambda: _displace_gangs(gangs, movable, cluster, fleet))
-    before, domains = save(cluster), _domains_of(rows)
+    before, domains = save(cluster), domains_of(rows)
     best, best_domains, least = before, domains, left
     for way in ways:
         way()
         found = [_unserved(row) for row in rows]
         if found < least:
-            best, best_domains, least = save(cluster), _domains_of(rows), found
-        _put_in_domains(domains)
+            best, best_domains, least = save(cluster), domains_of(rows), found
+        put_in_domains(domains)
         restore(cluster, before)
-    _put_in_domains(best_domains)
+    put_in_domains(best_domains)
     restore(cluster, best)
     return best is not before
 
@@ -149,13 +151,15 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
 _DomainChoice = tuple[str | None, frozenset[int], bool, bool]
 
 
-def _domains_of(rows: Sequence[RowState]) -> dict[RowState, _DomainChoice]:
+def domains_of(rows: Sequence[RowState]) -> dict[RowState, _DomainChoice]:
+    """Return which domains the gangs among the rows have."""
     return {
         row: (row.domain, row.matching, row.is_satisfiable, row.is_held) for row in rows if row.same_key is not None
     }
 
 
-def _put_in_domains(domains: Mapping[RowState, _DomainChoice]) -> None:
+def put_in_domains(domains: Mapping[RowState, _DomainChoice]) -> None:
+    """Have gangs in these domains again."""
     for row, chosen in domains.items():
         row.domain, row.matching, row.is_satisfiable, row.is_held = chosen
 
@@ -168,6 +172,23 @@ def _place_all_again(rows: Sequence[RowState], cluster: ClusterState, fleet: Dec
             place_row(row, cluster.hosts)
         else:
             choose_again(row, fleet)
+
+
+def _place_lower_again(rows: Sequence[RowState], cluster: ClusterState, fleet: DecisionState) -> None:
+    """Place what the first short row lacks, then all lower rows by precedence, without the plan.
+
+    A gang chooses its domain again. Rows under a strict spread, of which no single pods are displaced, yield so, too.
+    """
+    first = next((place for place, row in enumerate(rows) if row.has_left), len(rows))
+    if first == len(rows):
+        return
+    row, lower = rows[first], rows[first + 1 :]
+    clear_rows(lower, cluster.hosts)
+    if row.same_key is None:
+        place_more(row, cluster.hosts)
+    else:
+        _place_all_again([row], cluster, fleet)
+    _place_all_again(lower, cluster, fleet)
 
 
 def _displace_gangs(

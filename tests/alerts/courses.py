@@ -32,6 +32,7 @@ WRITTEN_SERIES_ONLY: Mapping[str, str] = {
     "BigFleetShardMachinesSetAside": "a provider of the kit shows a machine whose Configure failed as Failed; only"
     " one that is not made with the kit shows it as Idle",
     "BigFleetOperatorNodesUnmatched": "the operator counts machines that have had no Node for five minutes, a constant",
+    "BigFleetShardPreemptionsInVain": "a row is held for ten minutes first, a constant",
     "BigFleetShardExchangeSavings": "an exchange begins when prices have been there for 15 minutes, a constant",
     "BigFleetCoordinatorMachinesUnowned": "the recipient must die between a donor's release and its own adoption, which"
     " takes one report",

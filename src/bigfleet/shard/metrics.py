@@ -155,7 +155,9 @@ class ShardMetrics:
         self.actions_deferred = counter("actions_deferred_total", "Actions put off by the action limit")
         self.actions_dropped = counter("actions_dropped_total", "Actions dropped because the queue was full")
         self.actions_deduped = counter("actions_deduped_total", "Actions already in flight or moot")
-        self.actions_refused = counter("actions_refused_total", "Actions of rows in back-off")
+        self.actions_refused = counter(
+            "actions_refused_total", "Actions of rows in back-off, and preemptions of rows that are held"
+        )
         self.actions_limited = counter("actions_limited_total", "Actions refused by limits of the cluster policy")
         self.actions_suppressed = counter("actions_suppressed_total", "Actions suppressed by the pause", ["kind"])
         self.actions_dry_run = counter("actions_dryrun_total", "Actions reported by a dry run", ["kind"])
@@ -168,6 +170,8 @@ class ShardMetrics:
         self.machines_set_aside = gauge(
             "machines_set_aside", "Machines that are not bound for now because repeated Configures left them Idle"
         )
+        self.preemptions_vain = counter("preemptions_vain_total", "Rounds of preemption whose machines went elsewhere")
+        self.preemption_held_rows = gauge("preemption_held_rows", "Rows that preempt nothing for now, safety limit 7")
         self.reclaims_capped = counter("reclaims_capped_total", "Reclaims dropped by the cap")
         self.reclaim_waiting_for_replacement_machines = gauge(
             "reclaim_waiting_for_replacement_machines",

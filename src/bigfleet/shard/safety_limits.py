@@ -122,6 +122,7 @@ def choose(
     in_flight: Set[MachineId],
     backed_off: Set[RowKey],
     without_session: Set[str] = frozenset(),
+    in_vain: Set[RowKey] = frozenset(),
     is_delayed: Callable[[Action], bool] = lambda _action: False,
     fraction: float,
     configured_by_cluster: Mapping[str, int],
@@ -131,9 +132,9 @@ def choose(
 ) -> Chosen:
     """Return what may be enqueued: free machines, no back-off of row or cluster, no delay, the cap, the limit.
 
-    The checks apply in this order. `is_delayed` is asked about Reclaims alone. Each action is made at most once, and
-    none after `room` have been found, unless there is a limit to report. It may take as long as there are actions:
-    it is no work for a loop.
+    The checks apply in this order. Rows that are `in_vain` preempt nothing. `is_delayed` is asked about Reclaims alone.
+    Each action is made at most once, and none after `room` have been found, unless there is a limit to report. It may
+    take as long as there are actions: it is no work for a loop.
     """
     cap = _ReclaimCap(fraction, configured_by_cluster, spent)
     admitted: list[Action] = []
@@ -144,8 +145,10 @@ def choose(
         seen += 1
         if action.machine_id in in_flight:
             busy += 1
-        elif row_served_by(action) in backed_off or (
-            action.kind is ActionKind.BOOTSTRAP and action.cluster in without_session
+        elif (
+            row_served_by(action) in backed_off
+            or (action.kind is ActionKind.BOOTSTRAP and action.cluster in without_session)
+            or (action.preemptor is not None and action.preemptor in in_vain)
         ):
             refused += 1
         elif action.kind is ActionKind.RECLAIM and is_delayed(action):

@@ -444,6 +444,7 @@ class Shard:
         timer.end_decision()
         self.exchanges.decided(decision)
         self.demand_backoff.keep_only(self.intake.table.wants)
+        self.guardrails.vain_preemptions.keep_only(self.intake.table.wants)
         self.stockouts.keep_only(self.intake.table.wants)
         self.waiting_growth.decided(decision.rows)
         subscribers = Subscribers(

@@ -24,6 +24,7 @@ from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
 from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.cycle.replacements import serving_for_replacements
+from bigfleet.shard.cycle.vain_preemptions import VainPreemptions
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
 from bigfleet.shard.inventory.ingest import NodeLoad
 from bigfleet.shard.metrics import ShardMetrics
@@ -87,6 +88,8 @@ class Guardrails:
         self._reclaims_spent: Mapping[str, int] = {}
         #: The excess machines of the last cycle (safety limit 5); replaced, never changed.
         self.excess = ExcessTimers()
+        #: Rows that do not take what is preempted for them (safety limit 7).
+        self.vain_preemptions = VainPreemptions(clock)
         #: The clusters whose excess machines waited for a session in the last cycle (9.3, D2''); replaced only.
         self._away: Set[str] = frozenset()
         #: The excess machines of the last cycle that serve until their replacements do (safety limit 6); replaced only.
@@ -119,6 +122,7 @@ class Guardrails:
         metrics.actions_dropped.inc(chosen.left)
         metrics.reclaims_capped.inc(chosen.capped)
         metrics.actions_deferred.inc(chosen.postponed)
+        metrics.preemptions_vain.inc(self.vain_preemptions.follow(chosen.actions))
         counts = self._actuator.enqueue(chosen.actions, cycle)
         return AdmittedActions(
             capped=chosen.capped, delayed=chosen.delayed, postponed=chosen.postponed, enqueued=counts.enqueued
@@ -165,8 +169,10 @@ class Guardrails:
         settings, before, spent = self._settings, self.excess, self._reclaims_spent
         backed_off, without_session = self._demand_backoff.backed_off(), self._demand_backoff.without_session()
         after_seconds = settings.reclaim_after_seconds
+        in_vain = self.vain_preemptions.held()
         fit_held = self._fit_holds.held()
         self._metrics.reclaim_held_machines.set(len(fit_held))
+        self._metrics.preemption_held_rows.set(len(in_vain))
         held = fit_held | self._awaited()
         left_out = self._left_out()
         self._away = away = self._fit_holds.awaited_sessions()
@@ -183,6 +189,7 @@ class Guardrails:
                 in_flight=in_flight,
                 backed_off=backed_off,
                 without_session=without_session,
+                in_vain=in_vain,
                 is_delayed=lambda action: (
                     is_delayable(action)
                     and (

@@ -167,6 +167,37 @@ def test_a_machine_is_not_handed_over_if_the_next_decision_does_not_find_the_roo
     assert placed(decision) == [2, 3, 1, 0]
 
 
+def test_a_machine_that_one_row_cannot_use_goes_to_the_next_one_that_was_displaced() -> None:
+    """Zone a holds the row above down to the pod that it has in zone b, where the machine is."""
+    a, b, spare = m4("a", S.CONFIGURED), m4("b", S.CONFIGURED, "b"), m4("spare", S.IDLE, "b")
+    high, low = row(1000, pods(4000, 1), requirements=IN_A), of_d(row(100, pods(4000, 1)))
+    spread, between = row(600, pods(4000, 2), spreads=SPREAD, requirements=ELSEWHERE), row(500, pods(4000, 1))
+
+    demand = [high, spread, between, low]
+    decision = decided_beside_filler([a, b, spare], demand, planned((a, between, 1), (b, spread, 1)))
+
+    assert placed(decision) == [1, 1, 1, 0]
+
+
+def test_a_row_that_lacks_other_pods_after_its_turn_gets_what_a_lower_row_of_another_cluster_took() -> None:
+    """The search finds a place for its large pod and not for the small one, which the machine can host."""
+    size = {"instance_type": "m2", "allocatable": {"cpu": "2", "memory": "8Gi"}}
+    a, b, spare = m4("a", S.CONFIGURED), m4("b", S.CONFIGURED, "b", **size), m4("spare", S.IDLE, "b", **size)
+    gone = class_key(m4("gone", S.IDLE, "g"))
+    high, both = row(1000, pods(1500, 1)), row(500, pods(3500, 1), pods(1000, 1))
+    claims = (
+        TargetClaim(class_key(a), 0, 1, high.key, 0, 1),
+        TargetClaim(class_key(a), 0, 1, both.key, 1, 1),
+        TargetClaim(gone, 0, 1, both.key, 0, 1),
+    )
+    target = Target({class_key(a): 1, gone: 1}, claims)
+
+    demand, reported = [high, both, of_d(row(100, pods(2000, 1)))], frozenset({"c", "d"})
+    decision = decided([a, b, spare], demand, reported=reported, targets={C: target})
+
+    assert test_rules.placed(decision) == [1, 2, 0]
+
+
 def test_a_row_that_is_displaced_leaves_others_what_it_cannot_use() -> None:
     a, spare = m4("a", S.CONFIGURED), m4("spare", S.IDLE, "b")
     high, between = row(1000, pods(4000, 1), requirements=IN_A), row(500, pods(4000, 1), requirements=IN_A)

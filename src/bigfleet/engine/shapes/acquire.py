@@ -6,7 +6,8 @@ acquires nothing.
 """
 
 from collections.abc import Mapping, Sequence, Set
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, gt
 from typing import Final
 
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
@@ -57,7 +58,7 @@ def acquire(fleet: DecisionState) -> None:
     for row in fleet.rows:
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
-    lacked = {row: unplaced(row) for row in fleet.rows if row.has_left}
+    lacked = {row: _lacks(row) for row in fleet.rows if row.has_left}
     # Nothing is acquired for the others.
     clusters = [c for c in fleet.clusters.values() if not c.is_credited or c.id in fleet.options.targets]
     clusters.sort(key=lambda c: c.id)
@@ -78,10 +79,15 @@ def acquire(fleet: DecisionState) -> None:
         if trimmed:
             _use_what_is_free(cluster)
         _give_back_unclaimed(cluster)
-    late.update(row for row in fleet.rows if row.has_left and unplaced(row) > lacked.get(row, 0))
+    late.update(row for row in fleet.rows if row.has_left and any(map(gt, _lacks(row), lacked.get(row, repeat(0)))))
     _hand_over(clusters, late, fleet, prices)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
+
+
+def _lacks(row: RowState) -> list[int]:
+    """Return how many pods of each group have no place."""
+    return [group.left for group in row.groups]
 
 
 def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Prices | None) -> bool:
@@ -135,8 +141,9 @@ def _hand_over(
             fleet.notes.pop(host.machine.id, None)
             _give_back(host, cluster)
             _acquire(row, fleet, prices[row.cluster.id])
+    # Others may use what the row that a machine was given back for could not.
     for row in fleet.rows if affected else ():
-        if row.cluster in affected and row.has_left and row.may_acquire:
+        if (row.cluster in affected or row in late) and row.has_left and row.may_acquire:
             _acquire(row, fleet, prices[row.cluster.id])
     for cluster in clusters if affected else ():
         _give_back_unclaimed(cluster)

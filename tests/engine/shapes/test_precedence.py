@@ -152,6 +152,17 @@ def test_a_gang_that_no_domain_hosts_whole_displaces_lower_rows_in_its_domain() 
     assert placed(decision) == [1, 2, 1]
 
 
+def test_a_gang_that_no_domain_hosts_whole_keeps_its_places_when_lower_rows_yield() -> None:
+    """Placed again, it would have its large pod where two of the others fit."""
+    large, small = m8("a2"), m4("a1", S.CONFIGURED)
+    shapes = pods(3500, 1), limited(2000, 5, most=2)
+    gang, low = row(1000, *shapes, requirements=(*IN_A, *TOGETHER), group="g"), row(10, pods(2500, 1))
+
+    decision = decided_beside_filler([large, small], [gang, low], planned((small, low, 1)))
+
+    assert placed(decision) == [5, 0]
+
+
 def test_a_machine_is_not_handed_over_if_the_next_decision_does_not_find_the_room_without_it() -> None:
     """Its zone holds a spread row down; without the machine that row takes the room back."""
     b, c = m8("b", "b"), m4("c", S.CONFIGURED, "c")

@@ -116,8 +116,8 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     Planned pods are placed before all others. A plan that was made for other demand, or without a gang that no domain
     hosts whole, may so leave room to a lower row that a higher one lacks. Tried are, and the first of those counts that
     serve the higher rows best: that short rows displace lower ones; that all rows below the first short one are placed
-    again after it; that all rows but whole gangs are placed again without the plan; and that lower whole gangs, if few,
-    yield and choose their domain again.
+    again after it, which as a gang stays in its domain or chooses it again; that all rows but whole gangs are placed
+    again without the plan; and that lower whole gangs, if few, yield and choose their domain again.
     """
     rows = cluster.rows
     left = [_unserved(row) for row in rows]
@@ -127,9 +127,11 @@ def restore_precedence(cluster: ClusterState, fleet: DecisionState) -> bool:
     movable = [row for row in rows if not is_fixed(row)]
     ways: list[Callable[[], None]] = [
         lambda: _displace_lower(movable, cluster),
-        lambda: _place_lower_again(movable, cluster, fleet),
+        lambda: _place_lower_again(movable, cluster, fleet, chooses_again=False),
         lambda: _place_all_again(movable, cluster, fleet),
     ]
+    if first < len(rows) and rows[first].same_key is not None:
+        ways.append(lambda: _place_lower_again(movable, cluster, fleet, chooses_again=True))
     gangs = [row for row in rows[first + 1 :] if is_fixed(row)]
     if 0 < len(gangs) <= WHOLE_GANGS_MAX:
         ways.append(lambda: _displace_gangs(gangs, movable, cluster, fleet))
@@ -174,20 +176,23 @@ def _place_all_again(rows: Sequence[RowState], cluster: ClusterState, fleet: Dec
             choose_again(row, fleet)
 
 
-def _place_lower_again(rows: Sequence[RowState], cluster: ClusterState, fleet: DecisionState) -> None:
+def _place_lower_again(
+    rows: Sequence[RowState], cluster: ClusterState, fleet: DecisionState, *, chooses_again: bool
+) -> None:
     """Place what the first short row lacks, then all lower rows by precedence, without the plan.
 
-    A gang chooses its domain again. Rows under a strict spread, of which no single pods are displaced, yield so, too.
+    A gang has its places and its domain, or with `chooses_again` chooses its domain once more. Rows under a strict
+    spread, of which no single pods are displaced, yield so, too.
     """
     first = next((place for place, row in enumerate(rows) if row.has_left), len(rows))
     if first == len(rows):
         return
     row, lower = rows[first], rows[first + 1 :]
     clear_rows(lower, cluster.hosts)
-    if row.same_key is None:
-        place_more(row, cluster.hosts)
-    else:
+    if chooses_again:
         _place_all_again([row], cluster, fleet)
+    else:
+        place_more(row, cluster.hosts)
     _place_all_again(lower, cluster, fleet)
 
 

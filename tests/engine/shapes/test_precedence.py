@@ -209,6 +209,23 @@ def test_a_row_that_lacks_other_pods_after_its_turn_gets_what_a_lower_row_of_ano
     assert test_rules.placed(decision) == [1, 2, 0]
 
 
+def test_a_row_that_lacks_pods_only_after_its_cluster_was_served_ends_no_decision() -> None:
+    """A target has a machine in a new zone, whose spread takes a pod back; two other clusters hand a machine over."""
+    a, spare = m4("a", S.CONFIGURED), m4("spare", S.IDLE, "b")
+    high, between = row(1000, pods(4000, 1), requirements=IN_A), row(500, pods(4000, 1))
+    served = m4("served", S.CONFIGURED, "c", cluster=ClusterId("e"))
+    tiny = m4("tiny", S.IDLE, "d", instance_type="m1", allocatable={"cpu": "1", "memory": "8Gi"})
+    spread = dataclasses.replace(row(400, pods(2000, 2), spreads=SPREAD), cluster=ClusterId("e"))
+    both = {class_key(served): 1, class_key(tiny): 1}
+    target = Target(both, (TargetClaim(class_key(served), 0, 1, spread.key, 0, 2),))
+
+    demand = [FILLER, high, between, spread, of_d(row(100, pods(4000, 1)))]
+    targets, reported = {C: planned((a, between, 1)), "e": target}, frozenset({"c", "d", "e"})
+    decision = decided([FILLED, a, spare, served, tiny], demand, reported=reported, targets=targets)
+
+    assert placed(decision) == [1, 1, 1, 0]
+
+
 def test_a_row_that_is_displaced_leaves_others_what_it_cannot_use() -> None:
     a, spare = m4("a", S.CONFIGURED), m4("spare", S.IDLE, "b")
     high, between = row(1000, pods(4000, 1), requirements=IN_A), row(500, pods(4000, 1), requirements=IN_A)

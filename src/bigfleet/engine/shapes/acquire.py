@@ -143,7 +143,8 @@ def _hand_over(
             _acquire(row, fleet, prices[row.cluster.id])
     # Others may use what the row that a machine was given back for could not.
     for row in fleet.rows if affected else ():
-        if (row.cluster in affected or row in late) and row.has_left and row.may_acquire:
+        is_concerned = row.cluster in affected or row in late
+        if is_concerned and row.has_left and row.may_acquire and row.cluster.id in prices:
             _acquire(row, fleet, prices[row.cluster.id])
     for cluster in clusters if affected else ():
         _give_back_unclaimed(cluster)

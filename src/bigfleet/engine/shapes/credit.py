@@ -78,6 +78,9 @@ def is_credited_without(host: HostState, cluster: ClusterState, fleet: DecisionS
     cluster.hosts.remove(host)
     rows = [row for row in cluster.rows if not is_fixed(row)]
     clear_rows(rows, cluster.hosts)
+    for row in rows:
+        if row.same_key is not None:
+            row.domain = None
     sort_hosts(cluster, fleet.options)
     number_hosts(cluster, fleet)
     place_as_planned(cluster)

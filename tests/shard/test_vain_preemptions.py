@@ -119,8 +119,8 @@ def test_a_machine_that_its_cluster_gets_ends_the_count() -> None:
 
 
 @pytest.mark.rule("shard 6/23")
-def test_machines_of_one_cycle_are_one_round() -> None:
-    """A gang of three machines is one decision, and one that gets a part of it has not preempted in vain."""
+def test_machines_that_are_bound_in_one_cycle_are_one_round() -> None:
+    """A row whose cluster gets one of them has not preempted in vain."""
     vain = VainPreemptions(SetClock())
     vain.follow([preempt("m1"), preempt("m2"), preempt("m3")])
     assert vain.follow([bind("m1", "lab"), bind("m2", "lab"), bind("m3", "lab")]) == 1

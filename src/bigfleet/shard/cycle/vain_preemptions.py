@@ -51,7 +51,7 @@ class VainPreemptions:
     def follow(self, actions: Iterable[Action]) -> int:
         """Take in the actions that one cycle carries out; return for how many rows preemptions were in vain.
 
-        All machines of one cycle are one round: a row whose cluster gets one of them has had its use of the others.
+        Machines that are bound in one cycle are one round: it is not in vain if the row's cluster gets one of them.
         """
         useful: set[RowKey] = set()
         vain: dict[RowKey, Action] = {}

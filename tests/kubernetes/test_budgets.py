@@ -159,11 +159,11 @@ async def test_a_node_whose_pods_fit_nowhere_else_is_not_reclaimed(cluster: Clus
     pools = [pool("std.4x16", ZONES[0], 4)]
     async with FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=pools) as fleet:
         namespace = await cluster.make_namespace()
-        apart: JsonObject = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [_other("left")]}}
         requests = {"cpu": "1", "memory": "1Gi"}
+        # Both say it: what only the rule of another pod keeps off, kube-scheduler does not try again when a Node joins.
         templates = {
-            "left": pod_template(requests=requests),
-            "right": pod_template(requests=requests, affinity=apart),
+            "left": pod_template(requests=requests, affinity=_apart_from("right")),
+            "right": pod_template(requests=requests, affinity=_apart_from("left")),
             "filler": pod_template(requests={"cpu": "2500m", "memory": "1Gi"}),
         }
         for name, template in templates.items():
@@ -191,5 +191,7 @@ async def test_a_node_whose_pods_fit_nowhere_else_is_not_reclaimed(cluster: Clus
         assert evictions(cluster, namespace, ACCEPTED) == []
 
 
-def _other(app: str) -> JsonObject:
-    return {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": app}}}
+def _apart_from(app: str) -> JsonObject:
+    """Return the affinity of a pod that shares no node with those of an app."""
+    term: JsonObject = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": app}}}
+    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

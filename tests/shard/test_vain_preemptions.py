@@ -129,6 +129,28 @@ def test_machines_that_are_bound_in_one_cycle_are_one_round() -> None:
     assert vain.follow([bind("m1", "lab"), bind("m2", "shop")]) == 0
 
 
+@pytest.mark.rule("shard 6/23")
+def test_machines_of_one_decision_are_one_round_though_their_drains_end_in_different_cycles() -> None:
+    """Higher demand that came meanwhile may have taken them all."""
+    vain = VainPreemptions(SetClock())
+    vain.follow([preempt("m1"), preempt("m2"), preempt("m3")])
+
+    assert [vain.follow([bind(each, "lab")]) for each in ("m1", "m2", "m3")] == [1, 0, 0]
+    assert vain.held() == frozenset()
+    vain.follow([preempt("m1"), preempt("m2")])
+    assert [vain.follow([bind("m1", "shop")]), vain.follow([bind("m2", "lab")])] == [0, 0]
+
+
+@pytest.mark.rule("shard 6/23")
+def test_two_decisions_are_two_rounds_though_their_drains_overlap() -> None:
+    vain = VainPreemptions(SetClock())
+    vain.follow([preempt("m1"), preempt("m2")])
+    vain.follow([preempt("m3")])
+
+    assert [vain.follow([bind(each, "lab")]) for each in ("m1", "m3", "m2")] == [1, 1, 0]
+    assert vain.held() == {ROW}
+
+
 @pytest.mark.rule("shard 6/24")
 def test_a_row_that_leaves_the_demand_is_forgotten() -> None:
     vain = VainPreemptions(SetClock())

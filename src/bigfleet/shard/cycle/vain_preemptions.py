@@ -34,13 +34,22 @@ class _Vain:
     until_seconds: float = 0.0
 
 
+@dataclass(slots=True)
+class _Round:
+    """What one decision preempts for a row."""
+
+    row: RowKey
+    #: Whether one of its machines was bound; what becomes of the others is not counted again.
+    is_counted: bool = False
+
+
 class VainPreemptions:
     """The machines that were preempted for each row, and the rows that did not take theirs. Kept in memory."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: Machines that were preempted and not bound again yet, and for which row.
-        self._preempted: dict[MachineId, RowKey] = {}
+        #: Machines that were preempted and not bound again yet.
+        self._preempted: dict[MachineId, _Round] = {}
         self._vain: dict[RowKey, _Vain] = {}
 
     def held(self) -> frozenset[RowKey]:
@@ -51,18 +60,22 @@ class VainPreemptions:
     def follow(self, actions: Iterable[Action]) -> int:
         """Take in the actions that one cycle carries out; return for how many rows preemptions were in vain.
 
-        Machines that are bound in one cycle are one round: it is not in vain if the row's cluster gets one of them.
+        What one decision preempts for a row is one round. It is in vain if other clusters get all of its machines that
+        are bound in the first cycle that binds one.
         """
         useful: set[RowKey] = set()
         vain: dict[RowKey, Action] = {}
+        begun: dict[RowKey, _Round] = {}
         for action in actions:
-            if action.kind is ActionKind.PREEMPT and action.preemptor is not None:
-                self._preempted[action.machine_id] = action.preemptor
-            elif row := self._preempted.pop(action.machine_id, None):
-                if action.cluster == row[0]:
-                    useful.add(row)
-                elif action.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION):
-                    vain.setdefault(row, action)
+            if action.kind is ActionKind.PREEMPT and (wanting := action.preemptor) is not None:
+                self._preempted[action.machine_id] = begun.setdefault(wanting, _Round(wanting))
+            elif one := self._preempted.pop(action.machine_id, None):
+                if action.cluster == one.row[0]:
+                    useful.add(one.row)
+                    one.is_counted = True
+                elif action.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION) and not one.is_counted:
+                    vain.setdefault(one.row, action)
+                    one.is_counted = True
         for row in useful:
             self._vain.pop(row, None)
         rows = vain.keys() - useful
@@ -74,7 +87,7 @@ class VainPreemptions:
         """Forget rows that left the demand, and what was preempted for them."""
         for row in [row for row in self._vain if not is_wanted(row)]:
             del self._vain[row]
-        for machine_id in [each for each, row in self._preempted.items() if not is_wanted(row)]:
+        for machine_id in [each for each, one in self._preempted.items() if not is_wanted(one.row)]:
             del self._preempted[machine_id]
 
     def _count(self, row: RowKey, taken: Action) -> None:

@@ -35,7 +35,10 @@ def faults_of(report: object) -> list[tuple[str, str]]:
     return [(result.behaviour.id, result.reason) for result in results if result.outcome is not BehaviourOutcome.PASSED]
 
 
-@pytest.mark.parametrize("backend", [FakeBackend, StagedBackend], ids=["at once", "staged"])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(FakeBackend, id="at once"), pytest.param(StagedBackend, id="staged", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_kit_is_certified(backend: type[FakeBackend], seed: int, request: pytest.FixtureRequest) -> None:
     report = certified(plan_of(seed=seed), Making(backend=backend))

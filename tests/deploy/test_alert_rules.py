@@ -67,6 +67,7 @@ def with_target(series: str) -> str:
 
 
 @NEEDED
+@pytest.mark.slow
 def test_alerts_fire_when_a_process_dies_restarts_or_is_open_to_all(tmp_path: Path) -> None:
     cases = tmp_path / "cases.yaml"
     cases.write_text(CASES.read_text(encoding="utf-8").replace("RULES", str(RULES)), encoding="utf-8")

@@ -61,11 +61,10 @@ def _extractions_with_a_filter(text: str) -> list[int]:
 
 def test_no_module_gives_a_filter_by_argument() -> None:
     """Python before 3.11.4 raises TypeError: `tools.unpacking.filtered` is for this."""
-    found = {
-        str(path.relative_to(ROOT)): _extractions_with_a_filter(path.read_text(encoding="utf-8"))
-        for folder in ("bench", "src", "tests", "tools")
-        for path in (ROOT / folder).rglob("*.py")
-    }
+    paths = (path for folder in ("bench", "src", "tests", "tools") for path in (ROOT / folder).rglob("*.py"))
+    texts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
+    # To parse all 1,700 modules takes 5 s of processor time.
+    found = {name: _extractions_with_a_filter(text) for name, text in texts.items() if "extract" in text}
 
     assert {name: lines for name, lines in found.items() if lines} == {}
 

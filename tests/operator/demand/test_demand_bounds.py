@@ -67,6 +67,7 @@ def long_requirements(number: int, values: int = 180) -> list[dict[str, Any]]:
     return [{"key": "example.com/host", "operator": "NotIn", "values": texts}]
 
 
+@pytest.mark.slow
 def test_a_namespace_with_long_requirements_ends_no_session_and_leaves_room_for_the_others() -> None:
     """A shard ends the session for a frame of 32 MiB, each time that it is opened: no tenant would have demand."""
     cluster = Cluster()

@@ -42,7 +42,7 @@ def read(row: capacity_pb2.CapacityNeed) -> Need:
     return need
 
 
-@pytest.mark.parametrize("row_of", [row_with_many_values, row_with_long_names])
+@pytest.mark.parametrize("row_of", [pytest.param(row_with_many_values, marks=pytest.mark.slow), row_with_long_names])
 def test_large_rows_that_change_again_and_again_take_no_memory(
     row_of: Callable[[int], capacity_pb2.CapacityNeed],
 ) -> None:

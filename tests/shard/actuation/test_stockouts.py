@@ -326,7 +326,9 @@ async def configures(world: World, provider: AnswersBadly, seconds: float) -> li
 
 
 @pytest.mark.rule("shard 9.8/4")
-@pytest.mark.parametrize("how", ["noise", "too late", "connection"])
+@pytest.mark.parametrize(
+    "how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("noise", "too late")), "connection"]
+)
 async def test_a_machine_whose_configures_get_no_usable_answer_is_asked_ever_less(how: str) -> None:
     """Three in a row set it aside for 12 min, then 24 min, 48 min and 1 h, and no bootstrap data is asked for."""
     provider = AnswersBadly(how=how)

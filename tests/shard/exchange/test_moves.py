@@ -433,7 +433,7 @@ async def test_a_restart_between_the_parts_forgets_no_promise() -> None:
     ("number", "phase"),
     [
         (1, ExchangePhase.DRAINING),
-        (2, ExchangePhase.ACQUIRING),
+        pytest.param(2, ExchangePhase.ACQUIRING, marks=pytest.mark.slow),
         pytest.param(1, ExchangePhase.ACQUIRING, marks=pytest.mark.slow),
         pytest.param(2, ExchangePhase.DRAINING, marks=pytest.mark.slow),
     ],

@@ -38,7 +38,7 @@ async def hold(seed: int) -> Counter[str]:
     return Counter(record.end for record in world.store.history.values())
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.long)])
 async def test_what_must_hold_holds(seed: int) -> None:
     """No pod loses its place, and budget, time limits and cooling are kept, whatever happens."""
     await hold(seed)

@@ -53,9 +53,11 @@ def assert_holds(outcome: ScenarioOutcome) -> None:
     assert outcome.is_met, "\n".join([*outcome.faults, *outcome.journal[-3:]])
 
 
-#: Those that take ten seconds or more, beside those whose files say that they are slow. The last three take four;
+#: Those that take eight seconds or more, beside those whose files say that they are slow. The last three take four;
 #: their quick tests are `coordinator-loss`, `test_a_fleet_comes_to_rest` and `test_a_planted_defect_is_found`.
-SLOW_SCENARIOS = frozenset({"gang-scatter", "impossible-gang", "order-flip", "store-partition", "steady-state", "calm"})
+SLOW_SCENARIOS = frozenset(
+    {"gang-scatter", "impossible-gang", "order-flip", "zombie-shard", "store-partition", "steady-state", "calm"}
+)
 #: Those of which a shorter form is a test of its own.
 LONG_SCENARIOS = frozenset({"soak", "handover-crash-at-every-step"})
 

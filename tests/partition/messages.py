@@ -6,6 +6,7 @@ that hosts fill up, tie and run short of one thing or another. Nothing here know
 
 import json
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
@@ -286,7 +287,8 @@ def _spots(value: Any) -> Iterator[tuple[Any, int]]:
 def _break(message: Object, at: int, how: Dice) -> None:
     spots = list(_spots(message))
     where, position = spots[at % len(spots)]
-    wrong = how.pick(*_WRONG)
+    # A copy: the next fault may change what this one put in.
+    wrong = deepcopy(how.pick(*_WRONG))
     value = Object(wrong.items()) if isinstance(wrong, dict) else wrong
     manner = how.pick("drop", "replace", "replace", "add")
     if manner == "drop":

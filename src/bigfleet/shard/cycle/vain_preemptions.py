@@ -39,8 +39,8 @@ class _Round:
     """What one decision preempts for a row."""
 
     row: RowKey
-    #: Whether one of its machines was bound; what becomes of the others is not counted again.
-    is_counted: bool = False
+    #: Whether one of its machines was bound again; only the first cycle that binds one counts.
+    has_bound: bool = False
 
 
 class VainPreemptions:
@@ -72,10 +72,10 @@ class VainPreemptions:
             elif one := self._preempted.pop(action.machine_id, None):
                 if action.cluster == one.row[0]:
                     useful.add(one.row)
-                    one.is_counted = True
-                elif action.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION) and not one.is_counted:
+                    one.has_bound = True
+                elif action.kind in (ActionKind.BOOTSTRAP, ActionKind.PROVISION) and not one.has_bound:
                     vain.setdefault(one.row, action)
-                    one.is_counted = True
+                    one.has_bound = True
         for row in useful:
             self._vain.pop(row, None)
         rows = vain.keys() - useful

@@ -1,6 +1,7 @@
 """What the engine over pods remembers changes nothing: after any changes it decides what it would decide without it."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,14 +11,17 @@ from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columns.store import ColumnStore
 from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey
+from bigfleet.engine.folding import forms_of
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.pod_engine import PodEngine
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
 from bigfleet.shard.sessions.demand import NeedsTable
+from tests.engine.proof import in_proportion
 from tests.engine.shapes.shape_fleets import TYPES, Drawn, fleet, machine, need
 
 LIVES = 300
@@ -180,3 +184,43 @@ def test_while_nothing_but_the_time_changes_only_releases_do() -> None:
         later += len(again.actions) - len(first.actions)
         assert again.rows is first.rows
     assert later
+
+
+def kept_without_a_claim(life: Life, decision: Decision) -> Counter[tuple[str, ClassKey]]:
+    """Return the Configured machines that stay though no row claims them, by cluster and class.
+
+    Of clusters that have a target and have reported, without those that are stamped for a row which is short.
+    """
+    claimed = {machine_id for result in decision.rows for machine_id in result.claimed}
+    acted = {action.machine_id for action in decision.actions}
+    short = {need.key for result in decision.rows if not result.satisfied for need in forms_of(result)}
+    options = life.options
+    return Counter(
+        (one.cluster, class_key(one))
+        for one in life.machines.values()
+        if one.state is MachineState.CONFIGURED and one.id not in claimed | acted | options.unjoined
+        if one.cluster in options.reported and one.cluster in options.targets
+        if (one.cluster, one.assigned_need_fingerprint, one.assigned_group) not in short
+    )
+
+
+def test_no_more_machines_are_kept_without_a_claim_than_a_target_counts_beyond_the_claimed_ones() -> None:
+    """Rows go after their machines came, so that targets are of former demand and gangs have machines of their own."""
+    kept = 0
+    for life in lives(2000, in_proportion(120, least=40)):
+        for _ in range(3):
+            snapshot = Snapshot.of(life.machines.values(), life.since)
+            life.options = replace(life.options, targets=targets_of(snapshot, life.demand, life.options))
+            for action in life.decide().actions:
+                life.carry_out(action)
+            life.demand = tuple(each for each in life.demand if life.rng.random() < 0.7)
+            life.change()
+            decision = life.decide()
+            counts = {(c, key): n for c, target in life.options.targets.items() for key, n in target.counts.items()}
+            room = Counter(counts)
+            claims = {(row.need.cluster, each) for row in decision.rows for each in row.claimed}
+            room.subtract((cluster, class_key(life.machines[each])) for cluster, each in claims)
+            found = kept_without_a_claim(life, decision)
+            assert all(count <= room[kind] for kind, count in found.items())
+            kept += found.total()
+    assert kept, "no target keeps a machine: the test would show nothing"

@@ -223,6 +223,23 @@ def test_a_gang_leaves_its_own_machines_for_those_that_its_target_has() -> None:
     assert (stays.rows[0].domain, stays.rows[0].claimed, acted(stays)) == ("a", ("old0", "old1"), [])
 
 
+def test_a_gang_that_keeps_its_own_machines_leaves_others_of_their_class_to_be_reclaimed() -> None:
+    """The target counts the machines of a class, and not which ones: what a gang of the past had is excess."""
+    past, need = (row(100, _whole(2), requirements=(Requirement(ZONE, Operator.SAME),), group=g) for g in ("f", "g"))
+    machines = [
+        *(m4(f"a{n}", S.CONFIGURED, **stamped(past)) for n in range(2)),
+        *(m4(f"b{n}", S.CONFIGURED, **stamped(need)) for n in range(2)),
+    ]
+    key = class_key(machines[0])
+    claim = TargetClaim(key, 0, 2, need.key, 0, 1)
+
+    exact, one_more = (decided(machines, [need], targets={"c": Target({key: n}, (claim,))}) for n in (2, 3))
+
+    assert exact.rows[0].claimed == one_more.rows[0].claimed == ("b0", "b1")
+    assert acted(exact) == [("Reclaim", "a0"), ("Reclaim", "a1")]
+    assert acted(one_more) == [("Reclaim", "a1")]
+
+
 # ---- what is not claimed -----------------------------------------------------------------------------------------
 
 

@@ -247,6 +247,41 @@ def test_cordoned_nodes_and_limits_count_in_the_preflight() -> None:
     assert len(bench.pods.do_not_fit("a")) == 1
 
 
+def test_a_strict_spread_counts_in_the_preflight() -> None:
+    """Room in the wrong rack is none; the rack of the node that leaves no longer counts if it has no other."""
+    spread = TopologySpread(labels.RACK, 1, SpreadMode.DO_NOT_SCHEDULE)
+    bench, work = Bench(), template("work", "1", spreads=(spread,))
+    bench.pods.join(node("a", cpu="1", rack="x"))
+    bench.pods.join(node("b", cpu="8", rack="y"))
+    bench.pods.join(node("c", cpu="1", rack="x"))
+    bench.pods.resize(work, 3)
+    assert bench.where("work") == ["a", "b", "b"]
+
+    assert bench.pods.do_not_fit("a") == []
+    bench.pods.drain("c")
+    assert bench.pods.do_not_fit("a") == []
+    bench.pods.uncordon("c")
+    bench.pods.resize(work, 4)
+    assert bench.where("work") == ["a", "b", "b", "c"]
+    assert [pod.template for pod in bench.pods.do_not_fit("a")] == [work]
+
+
+def test_a_machine_that_could_come_is_looked_at_as_the_scheduler_would() -> None:
+    """Its room, its requirements and the rack that a spread lacks."""
+    spread = TopologySpread(labels.RACK, 1, SpreadMode.DO_NOT_SCHEDULE)
+    bench, work = Bench(), template("work", "2", spreads=(spread,))
+    bench.pods.join(node("a", cpu="2", rack="x"))
+    bench.pods.join(node("b", cpu="1", rack="y"))
+    bench.pods.resize(work, 2)
+    assert bench.where("work") == ["", "a"]
+
+    assert bench.pods.would_run_on(work, node("new", rack="y"))
+    assert not bench.pods.would_run_on(work, node("new", rack="x"))
+    assert not bench.pods.would_run_on(work, node("new", cpu="1", rack="y"))
+    assert not bench.pods.would_run_on(work, node("new", rack="y", instance_type="u"))
+    assert bench.where("work") == ["", "a"]
+
+
 def test_nodes_that_leave_one_after_the_other_are_forecast_together() -> None:
     """What the scheduler moves to a node takes room from the next; nothing is changed."""
     bench, large, small = Bench(), template("large", "3"), template("small", "1")

@@ -13,7 +13,7 @@ from typing import Final
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.credit import is_credited_without
 from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
-from bigfleet.engine.shapes.following import acquire_as_planned, keep_spread
+from bigfleet.engine.shapes.following import acquire_as_planned, drop_surplus, keep_spread
 from bigfleet.engine.shapes.gangs import choose_again
 from bigfleet.engine.shapes.hosting import (
     capacity,
@@ -78,7 +78,7 @@ def acquire(fleet: DecisionState) -> None:
         trimmed = [row for row in cluster.rows if keep_spread(row)]
         if trimmed:
             _use_what_is_free(cluster)
-        _give_back_unclaimed(cluster)
+        _give_back_unclaimed(cluster, fleet)
     late.update(row for row in fleet.rows if row.has_left and any(map(gt, _lacks(row), lacked.get(row, repeat(0)))))
     _hand_over(clusters, late, fleet, prices)
     for row in fleet.rows:
@@ -147,7 +147,7 @@ def _hand_over(
         if is_concerned and row.has_left and row.may_acquire and row.cluster.id in prices:
             _acquire(row, fleet, prices[row.cluster.id])
     for cluster in clusters if affected else ():
-        _give_back_unclaimed(cluster)
+        _give_back_unclaimed(cluster, fleet)
 
 
 def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int, fleet: DecisionState) -> bool:
@@ -189,11 +189,12 @@ def _use_what_is_free(cluster: ClusterState) -> None:
             place_more(row, cluster.hosts)
 
 
-def _give_back_unclaimed(cluster: ClusterState) -> None:
+def _give_back_unclaimed(cluster: ClusterState, fleet: DecisionState) -> None:
     """Give back what was acquired and is neither claimed nor in the target: it would be excess at once.
 
     So is what a target has for a gang that then found no domain, if no other row could use it.
     """
+    drop_surplus(cluster, fleet)
     for host in list(cluster.acquired):
         if not host.is_claimed and not (host.is_target and _is_wanted(host.machine, host.shape, cluster)):
             _give_back(host, cluster)

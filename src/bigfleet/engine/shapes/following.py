@@ -150,3 +150,19 @@ def acquire_as_planned(row: RowState, fleet: DecisionState) -> list[HostState]:
         _fill(host, planned)
         acquired.append(host)
     return acquired
+
+
+def drop_surplus(cluster: ClusterState, fleet: DecisionState) -> None:
+    """Retain no more machines without a claim than the target counts beyond the claimed ones of their class.
+
+    Rows may have claimed other machines of a class than those that were retained before credit: a gang keeps its own.
+    """
+    target = fleet.options.targets.get(cluster.id)
+    if target is None:
+        return
+    left = Counter(target.counts)
+    left.subtract(fleet.class_of(host) for host in cluster.hosts if host.is_claimed)
+    for host in cluster.hosts:
+        if host.is_target and not host.is_claimed:
+            host.is_target = left[fleet.class_of(host)] > 0
+            left[fleet.class_of(host)] -= 1

@@ -83,22 +83,33 @@ def unrest(world: World) -> str:
         for name, ownership in world.observations.moves.ownerships.items()
         for machine_id in sorted((*ownership.released, *ownership.reservations))
     ]
-    return ", ".join([*moving, *held, *in_flight, *_awaiting_reclaim(shards), *between][:5])
+    return ", ".join([*moving, *held, *in_flight, *_awaiting_reclaim(world, shards), *between][:5])
 
 
-def _awaiting_reclaim(shards: Iterable[WatchedShard]) -> list[str]:
-    """Return a sentence for each machine that is to be reclaimed when its delay is over.
+def _awaiting_reclaim(world: World, shards: Iterable[WatchedShard]) -> list[str]:
+    """Return a sentence for each machine that is to be reclaimed when its delay is over, and that its pods could leave.
 
-    A reclaim that was refused may make another machine excess, long after the last action.
+    A reclaim that is refused makes another machine excess that is like it, long after the last action. So all that are
+    alike are looked at: with none that its pods could leave, every one of them will be refused, in turn.
     """
     decisions = ((shard, shard.last_decision) for shard in shards)
-    return [
-        f"{action.machine_id} is to be reclaimed"
+    awaited = [
+        action.machine_id
         for shard, decided in decisions
         if decided is not None
         for action in decided.actions
         if action.kind is ActionKind.RECLAIM and action.machine_id not in shard.fit_holds.held()
     ]
+    serving = {r.machine.id: r.machine for r in world.provider.store.records.values() if r.state is S.CONFIGURED}
+    kind_of = {machine_id: (machine.cluster, class_key(machine)) for machine_id, machine in serving.items()}
+    leaving = {kind_of[each] for each in awaited if each in serving}
+    could = {kind for each, kind in kind_of.items() if kind in leaving and not _pods_fit_nowhere(world, serving[each])}
+    return [f"{each} is to be reclaimed" for each in awaited if each not in serving or kind_of[each] in could]
+
+
+def _pods_fit_nowhere(world: World, machine: Machine) -> bool:
+    """Return whether pods on the machine's node have no place on the other nodes of its cluster."""
+    return any(site.pods.do_not_fit(machine.id) for site in world.clusters if site.name == machine.cluster)
 
 
 def _is_moving(world: World, record: Record) -> bool:
@@ -315,7 +326,8 @@ def excess_is_reclaimed(world: World, shard: WatchedShard) -> Iterator[str]:
             wanted[kind] -= 1
             continue
         stamp = (metadata.get(labels.ASSIGNED_NEED_FINGERPRINT, ""), metadata.get(labels.ASSIGNED_GROUP, ""))
-        if (machine.cluster, *stamp) not in short and machine.id not in shard.fit_holds.held():
+        is_held = machine.id in shard.fit_holds.held() or _pods_fit_nowhere(world, machine)
+        if (machine.cluster, *stamp) not in short and not is_held:
             yield f"{record.id} serves {record.machine.cluster}, and no row of it claims the machine"
 
 
@@ -328,7 +340,8 @@ def _counts_of_targets(decided: Decision) -> Counter[tuple[str, ClassKey]]:
 def pods_of_satisfied_rows_run(world: World, shard: WatchedShard) -> Iterator[str]:
     """At rest every pod of a row that is called met runs, but for those that no machine is good enough for.
 
-    A gang whose pods are bound to a place where the scheduler has left no room for the rest may have been given up.
+    Pods of gangs and of strict spreads may have been given up: the scheduler has left no room for the rest in the place
+    where a gang began, or in a domain that a spread lacks.
     """
     decided = shard.last_decision
     if decided is None:
@@ -338,7 +351,8 @@ def pods_of_satisfied_rows_run(world: World, shard: WatchedShard) -> Iterator[st
         waiting = site.cluster.waiting if site.cluster is not None else None
         for pod in site.pods.waiting:
             template = pod.template
-            is_given_up = template.topology_key and waiting is not None and waiting.is_given_up(pod)
+            has_place_of_its_own = template.topology_key or template.profile.strict_spread is not None
+            is_given_up = has_place_of_its_own and waiting is not None and waiting.is_given_up(pod)
             if (site.name, *template.row) in met and not template.is_unschedulable and not is_given_up:
                 yield f"{pod.id} of {site.name} waits, and its row is called met"
 
@@ -348,10 +362,9 @@ def hopeless_pods_harm_no_other_pod(world: World, shard: WatchedShard) -> Iterat
     free = [record.machine for record in _of_shard(world, shard) if record.machine.state in (S.IDLE, S.SPECULATIVE)]
     for site in _clusters_of(world, shard):
         for template in {pod.template: None for pod in site.pods.waiting}:
-            profile = template.profile
-            if template.is_unschedulable or template.topology_key or profile.strict_spread is not None:
+            if template.is_unschedulable or template.topology_key:
                 continue
-            could = [machine.id for machine in free if _serves(machine, profile.requirements, template.vector)]
+            could = [machine.id for machine in free if site.pods.would_run_on(template, machine)]
             if could:
                 yield f"a pod of {template.name} of {site.name} waits, and {could[0]} is free"
 

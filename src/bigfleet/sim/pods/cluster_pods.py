@@ -131,6 +131,12 @@ class PodCluster:
             for node in self.nodes.values()
         )
 
+    def would_run_on(self, template: Template, machine: Machine) -> bool:
+        """Return whether the scheduler would put one pod more of a template on a machine that joins, empty."""
+        node = Node.of(machine, self.overhead, number=self.joins)
+        scheduler = Scheduler({**self.nodes, machine.id: node}, self._order)
+        return bool(node.places(template)) and node in scheduler.candidates(template, self._bound_of(template))
+
     def do_not_fit(self, machine_id: str) -> list[Pod]:
         """Return the pods of a node that would find no place on the other nodes."""
         return self._without_room(machine_id)

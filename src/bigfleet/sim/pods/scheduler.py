@@ -170,11 +170,8 @@ class Scheduler:
                 continue
             if place is not None and node.machine.attribute(template.topology_key) != place:
                 continue
-            if spread is not None:
-                domain = node.machine.attribute(spread.topology_key)
-                if domain is None or domains[domain] + 1 - min(domains.values()) > spread.skew_max:
-                    continue
-            yield node
+            if spread is None or _keeps_even(spread, domains, node):
+                yield node
 
     def node_for(self, template: Template, bound: Collection[Pod]) -> Node | None:
         """Return the best node with room; the first pod of a gang looks for the place with the most room."""
@@ -223,25 +220,41 @@ def _room(template: Template, nodes: Iterable[Node]) -> dict[str, int]:
 def do_not_fit(leaving: Node, others: Iterable[Node]) -> list[Pod]:
     """Return the pods of a node that find no place on the other schedulable nodes, first fit, largest first.
 
-    This is the operator's preflight (docs/spec/operator.md §7): it goes by requests, limits per node and node
-    requirements. A gang's pods must stay in their domain.
+    This is the operator's preflight (docs/spec/operator.md §7): it goes by requests, limits per node, node requirements
+    and strict spreads. A gang's pods must stay in their domain.
     """
-    nodes = [node for node in others if node is not leaving and not node.is_cordoned]
-    free = {node.machine.id: Node(node.machine, node.capacity, dict(node.free)) for node in nodes}
-    for node in nodes:
-        free[node.machine.id].excluded.update(node.excluded)
+    free = [node.copied() for node in others if node is not leaving and not node.is_cordoned]
     unplaced = []
     for pod in largest_first(leaving):
-        template = pod.template
+        template, spread = pod.template, pod.template.profile.strict_spread
         place = leaving.machine.attribute(template.topology_key) if template.topology_key else None
-        for node in free.values():
+        domains = _domains_on(template, spread, free) if spread is not None else Counter()
+        for node in free:
             is_place = place is None or node.machine.attribute(template.topology_key) == place
-            if is_place and node.places(template) and matches(template.profile, node.machine):
+            fits = is_place and node.places(template) and matches(template.profile, node.machine)
+            if fits and (spread is None or _keeps_even(spread, domains, node)):
                 node.put(Pod(pod.id, template, pod.number, pod.turn))
                 break
         else:
             unplaced.append(pod)
     return unplaced
+
+
+def _keeps_even(spread: TopologySpread, domains: Counter[str | None], node: Node) -> bool:
+    """Return whether one pod more on a node keeps a strict spread; `domains` are the pods of each domain."""
+    domain = node.machine.attribute(spread.topology_key)
+    return domain is not None and domains[domain] + 1 - min(domains.values()) <= spread.skew_max
+
+
+def _domains_on(template: Template, spread: TopologySpread, nodes: Iterable[Node]) -> Counter[str | None]:
+    """Return a template's pods on nodes by domain, 0 where a node that matches has none."""
+    domains: Counter[str | None] = Counter()
+    for node in nodes:
+        if matches(template.profile, node.machine):
+            own = sum(pod.template is template for pod in node.pods.values())
+            domains[node.machine.attribute(spread.topology_key)] += own
+    del domains[None]
+    return domains
 
 
 def largest_first(node: Node) -> list[Pod]:

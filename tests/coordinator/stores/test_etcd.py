@@ -55,6 +55,31 @@ async def test_rows_outlive_leaders_and_terms_rise(member: Cluster) -> None:
     await second.close()
 
 
+async def test_no_key_hangs_on_a_lease_that_has_ended(member: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease that ends between its grant and the election costs a round; the key cannot be left behind."""
+    store = replica(member.endpoints)
+    client = store._client
+    lease = await client.grant(TTL_SECONDS)
+    await client.revoke(lease)
+    with pytest.raises(NoAnswer, match="requested lease not found"):
+        await client.txn([], [put(b"bigfleet/election", b"{}", lease)])
+    assert not (await client.range(b"bigfleet/election")).items
+
+    grant, granted = client.grant, []
+
+    async def grant_and_end_the_first(ttl_seconds: int) -> int:
+        granted.append(await grant(ttl_seconds))
+        if len(granted) == 1:
+            await client.revoke(granted[0])
+        return granted[-1]
+
+    monkeypatch.setattr(client, "grant", grant_and_end_the_first)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert (await store.campaign()).term > 0
+    assert len(granted) == 2
+    await store.close()
+
+
 @pytest.mark.rule("coordinator 3/10")
 async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resigns(member: Cluster) -> None:
     first, second = replica(member.endpoints, "r0", 60), replica(member.endpoints, "r1", 60)

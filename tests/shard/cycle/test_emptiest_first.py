@@ -68,3 +68,17 @@ async def test_a_machine_whose_pods_fit_nowhere_gives_way_to_the_next_emptiest()
     operator.drain = (DrainOutcome.DRAINED, 0.0)
     await cycles(world, operator, 9, **cpu)
     assert world.outcomes()[1:] == [("Reclaim", "m0", "success")]
+
+
+async def test_a_machine_that_stays_for_a_short_row_does_not_keep_another_one_from_leaving() -> None:
+    """m1 is empty, and stays because a pod of its row fits nowhere: it hosts what ran on the one that leaves."""
+    web, poisoned = pods("c1", ("4", 2)), pods("c1", ("64", 1), priority=50)
+    provider = ScriptedProvider(synchronous=True)
+    for name, need in (("m0", web), ("m1", poisoned), ("m2", web)):
+        provider.add(machine(name, S.CONFIGURED, cluster="c1", assigned_need_fingerprint=need.fingerprint))
+    world = World(provider, reclaim_after_seconds=AFTER_SECONDS)
+    operator = world.connect("c1")
+    operator.report(web, poisoned)
+    await cycles(world, operator, 12, m0="4", m1="0", m2="4")
+
+    assert [(kind, one) for kind, one, _ in world.outcomes()] == [("Reclaim", "m2")]

@@ -19,7 +19,7 @@ from bigfleet.sim.kernel.journal import Journal
 from bigfleet.sim.kernel.loop import KernelClock, KernelLoop, run_kernel
 from bigfleet.sim.observations import Observations, OwnershipChanged
 from bigfleet.sim.plan_generator import GONE, LEASE_LOST_OVER_PREEMPTION, NONE, draw
-from bigfleet.sim.sites.etcd import DurableEtcd
+from bigfleet.sim.sites.etcd import DurableEtcd, LeaseNotFound
 from bigfleet.sim.sites.ownership import OwnershipRecord, ShardDisk
 from bigfleet.sim.world.run import run_plan
 from bigfleet.sim.world.shrink import shrink
@@ -199,6 +199,20 @@ def test_a_lease_that_is_not_kept_takes_its_keys_with_it_unless_nobody_leads() -
         await clock.sleep(1.0)
         assert keys(store) == []
         assert not store.keep_alive(lease)
+
+    run(main)
+
+
+def test_no_key_hangs_on_a_lease_that_has_ended() -> None:
+    """A key that outlived its lease would never go: no replica could lead again."""
+
+    async def main(clock: KernelClock) -> None:
+        store = DurableEtcd(clock)
+        lease = store.grant(10)
+        store.end_leases()
+        with pytest.raises(LeaseNotFound):
+            written(store, etcd_client.key_is_absent(b"k"), b"k", lease)
+        assert keys(store) == []
 
     run(main)
 

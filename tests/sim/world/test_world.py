@@ -58,8 +58,9 @@ def test_every_invariant_holds(seed: int, record_property: Callable[[str, object
 
 
 #: Whole plans that once broke an invariant: machines that a target kept beside those of a gang (145), drains that a
-#: strict spread forbids (48, 95), pods that a strict spread leaves without a place (73), refusals in turn (49, 72).
-FOUND_SEEDS = (48, 49, 72, 73, 95, 145)
+#: strict spread forbids (48, 95), pods that a strict spread leaves without a place (73), refusals in turn (49, 72), an
+#: excess machine that another took the place of in every second cycle (492).
+FOUND_SEEDS = (48, 49, 72, 73, 95, 145, 492)
 
 
 @pytest.mark.slow

@@ -12,10 +12,12 @@ import structlog
 
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Action, Decision
+from bigfleet.engine.folding import forms_of
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.compute import Compute
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.action_queue import Actuator
@@ -24,6 +26,7 @@ from bigfleet.shard.actuation.provider_backoff import ProviderBackoff
 from bigfleet.shard.cycle.node_fullness import NodeFullness
 from bigfleet.shard.cycle.reclaim_delay import ExcessTimers, FitHolds, excess_machines, is_delayable
 from bigfleet.shard.cycle.replacements import serving_for_replacements
+from bigfleet.shard.cycle.shortfall_ages import short_of_cycle
 from bigfleet.shard.cycle.vain_preemptions import VainPreemptions
 from bigfleet.shard.inventory.fleet_queries import configured_by_cluster
 from bigfleet.shard.inventory.ingest import NodeLoad
@@ -206,7 +209,8 @@ class Guardrails:
                 room=self._actuator.candidates_max,
             )
             going = excess.since_seconds.keys() | left_out
-            fullness = self._node_fullness.read(snapshot, going, held=fit_held, overheads=overheads)
+            short = _stamps_of_short_rows(decision) if going else frozenset()
+            fullness = self._node_fullness.read(snapshot, going, held=fit_held, short=short, overheads=overheads)
             return excess, serving_on, fullness, chosen
 
         self.excess, self._serving_on, self.fullness, chosen = await self._compute(choose)
@@ -217,6 +221,11 @@ class Guardrails:
         if started:
             _log.info("reclaim.delay_started", machines=started, waiting=waiting, reclaim_after_seconds=after_seconds)
         return chosen
+
+
+def _stamps_of_short_rows(decision: Decision) -> Set[RowKey]:
+    """Return the rows for which a machine stays also without a claim, as machines are stamped with them."""
+    return frozenset(need.key for result in short_of_cycle(decision.rows, frozenset()) for need in forms_of(result))
 
 
 def _open_actions(decision: Decision, in_flight: Set[MachineId]) -> tuple[Action, ...]:

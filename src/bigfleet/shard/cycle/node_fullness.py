@@ -13,8 +13,9 @@ import numpy.typing as npt
 from bigfleet.engine.columns.objects import example_of
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.model import vector
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine
+from bigfleet.model.need import RowKey
 from bigfleet.model.shapes import Overhead
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
@@ -22,7 +23,8 @@ from bigfleet.shard.inventory.ingest import NodeLoad
 
 #: A full node, in quarters of its room.
 FULL: Final = 4
-#: A node whose pods would not fit elsewhere: another machine of its kind is to be reclaimed first.
+#: A machine that stays for now, because the pods on its node would not fit elsewhere or its row is short: another one
+#: of its kind is to be reclaimed first.
 HELD: Final = FULL + 1
 
 Overheads = Mapping[str, tuple[Overhead, ...]]
@@ -36,13 +38,21 @@ class NodeFullness:
         self._levels: dict[MachineId, tuple[NodeLoad, int]] = {}
 
     def read(
-        self, snapshot: ColumnSnapshot, excess: Collection[MachineId], *, held: Set[MachineId], overheads: Overheads
+        self,
+        snapshot: ColumnSnapshot,
+        excess: Collection[MachineId],
+        *,
+        held: Set[MachineId],
+        short: Set[RowKey],
+        overheads: Overheads,
     ) -> dict[str, int]:
         """Return the fullness of the Configured nodes of a cluster and shape that have one of these excess machines.
 
         1 to 4 quarters of the machine's room without `overheads`, rounded up, by the resource that is used most; `HELD`
-        for machines that are `held`. An excess machine counts a quarter less, so that it stays the one while pods come
-        and go: its delay would begin again otherwise. Empty and unknown nodes are absent. May run off the loop.
+        for machines that are `held` or stamped for a row of `short`, which stay in any case: in the place of an excess
+        machine such a one would end the excess, and in the next cycle it would begin again. An excess machine counts a
+        quarter less, so that it stays the one while pods come and go: its delay would begin again otherwise. Empty and
+        unknown nodes are absent. May run off the loop.
         """
         columns, vocabulary = snapshot.columns, snapshot.vocabulary
         known = {machine_id: row for machine_id in excess if (row := snapshot.rows.get(machine_id)) is not None}
@@ -51,6 +61,9 @@ class NodeFullness:
         found: dict[str, int] = {}
         for row in _rows_like(snapshot, known.values()).tolist():
             machine_id = snapshot.ids[row]
+            if machine_id in held or _stamp_of(snapshot, row) in short:
+                found[machine_id] = HELD
+                continue
             load = self._load_of(machine_id)
             if load is None:
                 continue
@@ -64,11 +77,18 @@ class NodeFullness:
                     rooms[kind] = room_of(example_of(vocabulary, kind[1]), overheads.get(cluster, ()))
                 level = fullness(load.requested, *rooms[kind])
             levels[machine_id] = (load, level)
-            effective = HELD if machine_id in held else level - (machine_id in known)
+            effective = level - (machine_id in known)
             if effective > 0:
                 found[machine_id] = effective
         self._levels = levels
         return found
+
+
+def _stamp_of(snapshot: ColumnSnapshot, row: int) -> RowKey:
+    columns, vocabulary = snapshot.columns, snapshot.vocabulary
+    stamp = vocabulary.stamps[columns.stamp[row]]
+    cluster = ClusterId(str(vocabulary.clusters[columns.cluster[row]]))
+    return (cluster, stamp.assigned_need_fingerprint, stamp.assigned_group)
 
 
 def _rows_like(snapshot: ColumnSnapshot, rows: Iterable[int]) -> npt.NDArray[np.int64]:

@@ -26,6 +26,10 @@ _LOOK_SECONDS = 0.5
 _LOST_SHARE = 0.4
 
 
+class LeaseNotFound(Exception):
+    """A key was to hang on a lease that has ended."""
+
+
 class DurableEtcd:
     """One etcd cluster; its process never dies, its leader may be away."""
 
@@ -81,10 +85,13 @@ class DurableEtcd:
         return etcd_pb2.RangeResponse(header=self._header(), kvs=found, count=len(found))
 
     def txn(self, request: etcd_pb2.TxnRequest) -> etcd_pb2.TxnResponse:
-        """Run one transaction, whole or not at all."""
+        """Run one transaction, whole or not at all. Raises LeaseNotFound for a key on a lease that is none."""
         holds = all(self._holds(compare) for compare in request.compare)
         operations = request.success if holds else request.failure
         writes = [each for each in operations if not each.HasField("request_range")]
+        leases = {each.request_put.lease for each in writes if each.HasField("request_put")}
+        if not leases <= {0, *self._leases}:
+            raise LeaseNotFound("etcdserver: requested lease not found")
         if writes:
             self._revision += 1
         for operation in writes:
@@ -191,8 +198,11 @@ class EtcdWire(EtcdClient):
         """Run one transaction. Raises NoAnswer."""
         content = etcd_pb2.TxnRequest(compare=compare, success=success, failure=failure).SerializeToString()
 
-        async def work() -> bytes:
-            return self._store.txn(etcd_pb2.TxnRequest.FromString(content)).SerializeToString()
+        async def work() -> bytes | str:
+            try:
+                return self._store.txn(etcd_pb2.TxnRequest.FromString(content)).SerializeToString()
+            except LeaseNotFound as error:
+                return str(error)
 
         is_lost = self._loses_answers() and self._rng.random() < _LOST_SHARE
         try:
@@ -202,6 +212,8 @@ class EtcdWire(EtcdClient):
         if is_lost:
             self._on_lost()
             raise NoAnswer("etcd: the answer was lost")
+        if isinstance(answer, str):
+            raise NoAnswer(f"etcd: {answer}")
         return etcd_pb2.TxnResponse.FromString(answer)
 
     async def grant(self, ttl_seconds: int) -> int:

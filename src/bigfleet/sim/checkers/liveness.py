@@ -351,8 +351,8 @@ def pods_of_satisfied_rows_run(world: World, shard: WatchedShard) -> Iterator[st
         waiting = site.cluster.waiting if site.cluster is not None else None
         for pod in site.pods.waiting:
             template = pod.template
-            has_place_of_its_own = template.topology_key or template.profile.strict_spread is not None
-            is_given_up = has_place_of_its_own and waiting is not None and waiting.is_given_up(pod)
+            needs_a_domain = template.topology_key or template.profile.strict_spread is not None
+            is_given_up = needs_a_domain and waiting is not None and waiting.is_given_up(pod)
             if (site.name, *template.row) in met and not template.is_unschedulable and not is_given_up:
                 yield f"{pod.id} of {site.name} waits, and its row is called met"
 

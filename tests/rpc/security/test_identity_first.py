@@ -95,6 +95,8 @@ def test_bytes_that_are_no_certificate_are_denied(content: bytes) -> None:
         identity_of_certificate(content)
 
 
+# Damaged serial numbers may be zero or negative: a later release refuses them, and then they are denied like the rest.
+@pytest.mark.filterwarnings("ignore:Parsed a serial number which wasn't positive")
 @given(st.data())
 def test_a_damaged_certificate_never_becomes_another_identity(data: st.DataObject) -> None:
     """Each changed byte leaves the identity, or makes it one of the same shape, or denies; nothing else is raised."""

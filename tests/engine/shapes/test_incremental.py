@@ -216,8 +216,8 @@ def test_no_more_machines_are_kept_without_a_claim_than_a_target_counts_beyond_t
             life.demand = tuple(each for each in life.demand if life.rng.random() < 0.7)
             life.change()
             decision = life.decide()
-            counts = {(c, key): n for c, target in life.options.targets.items() for key, n in target.counts.items()}
-            room = Counter(counts)
+            targets = life.options.targets.items()
+            room = Counter({(cluster, key): n for cluster, target in targets for key, n in target.counts.items()})
             claims = {(row.need.cluster, each) for row in decision.rows for each in row.claimed}
             room.subtract((cluster, class_key(life.machines[each])) for cluster, each in claims)
             found = kept_without_a_claim(life, decision)

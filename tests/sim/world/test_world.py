@@ -34,7 +34,7 @@ TWICE_LONG_SEEDS = [4, *range(TWICE_SEEDS.stop, 24)]
 SLOW_SECONDS_MAX = 600.0
 
 
-def told(result: WorldResult) -> list[str]:
+def violations_of(result: WorldResult) -> list[str]:
     """Return what was violated, for a message."""
     return [f"{each.invariant} at {each.at_nanos / 1e9:.1f} s: {each.text}" for each in result.violations]
 
@@ -43,7 +43,7 @@ def told(result: WorldResult) -> list[str]:
 @pytest.mark.parametrize("seed", QUICK_SEEDS)
 def test_every_invariant_holds_in_a_short_world(seed: int) -> None:
     """A dozen seeds with two minutes of faults each, and the time until the world is at rest."""
-    assert told(run_plan(msgspec.structs.replace(draw(seed), safety_seconds=120.0))) == []
+    assert violations_of(run_plan(msgspec.structs.replace(draw(seed), safety_seconds=120.0))) == []
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_every_invariant_holds(seed: int, record_property: Callable[[str, object
     result = run_plan(msgspec.structs.replace(plan, safety_seconds=min(plan.safety_seconds, SLOW_SECONDS_MAX)))
     record_property("fault worlds", (1, int(not result.violations), result.simulated_seconds / 3600))
 
-    assert told(result) == []
+    assert violations_of(result) == []
 
 
 #: Whole plans that once broke an invariant: machines that a target kept beside those of a gang (145), drains that a
@@ -66,7 +66,7 @@ FOUND_SEEDS = (48, 49, 72, 73, 95, 145, 492)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", FOUND_SEEDS)
 def test_a_world_that_found_something_finds_it_no_more(seed: int) -> None:
-    assert told(run_plan(draw(seed))) == []
+    assert violations_of(run_plan(draw(seed))) == []
 
 
 @pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_reclaim_that_follows_a_refused_one_is_waited_for() -> None:
     """What was refused is held, which makes another machine excess: a world is not at rest before it is reclaimed."""
     result = run_plan(draw(2))
     assert result.reached["pods without another place"] > 0
-    assert told(result) == []
+    assert violations_of(result) == []
 
 
 def course(seed: int, hash_seed: str) -> str:

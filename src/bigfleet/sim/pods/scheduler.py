@@ -170,8 +170,11 @@ class Scheduler:
                 continue
             if place is not None and node.machine.attribute(template.topology_key) != place:
                 continue
-            if spread is None or _keeps_even(spread, domains, node):
-                yield node
+            if spread is not None:
+                domain = node.machine.attribute(spread.topology_key)
+                if domain is None or domains[domain] + 1 - min(domains.values()) > spread.skew_max:
+                    continue
+            yield node
 
     def node_for(self, template: Template, bound: Collection[Pod]) -> Node | None:
         """Return the best node with room; the first pod of a gang looks for the place with the most room."""
@@ -223,38 +226,23 @@ def do_not_fit(leaving: Node, others: Iterable[Node]) -> list[Pod]:
     This is the operator's preflight (docs/spec/operator.md §7): it goes by requests, limits per node, node requirements
     and strict spreads. A gang's pods must stay in their domain.
     """
-    free = [node.copied() for node in others if node is not leaving and not node.is_cordoned]
+    nodes = [node.copied() for node in others if node is not leaving and not node.is_cordoned]
+    scheduler = Scheduler({node.machine.id: node for node in nodes})
     unplaced = []
     for pod in largest_first(leaving):
-        template, spread = pod.template, pod.template.profile.strict_spread
+        template = pod.template
         place = leaving.machine.attribute(template.topology_key) if template.topology_key else None
-        domains = _domains_on(template, spread, free) if spread is not None else Counter()
-        for node in free:
+        bound: list[Pod] = []
+        if template.profile.strict_spread is not None:
+            bound = [each for node in nodes for each in node.pods.values() if each.template is template]
+        for node in scheduler.candidates(template, bound):
             is_place = place is None or node.machine.attribute(template.topology_key) == place
-            fits = is_place and node.places(template) and matches(template.profile, node.machine)
-            if fits and (spread is None or _keeps_even(spread, domains, node)):
+            if is_place and node.places(template):
                 node.put(Pod(pod.id, template, pod.number, pod.turn))
                 break
         else:
             unplaced.append(pod)
     return unplaced
-
-
-def _keeps_even(spread: TopologySpread, domains: Counter[str | None], node: Node) -> bool:
-    """Return whether one pod more on a node keeps a strict spread; `domains` are the pods of each domain."""
-    domain = node.machine.attribute(spread.topology_key)
-    return domain is not None and domains[domain] + 1 - min(domains.values()) <= spread.skew_max
-
-
-def _domains_on(template: Template, spread: TopologySpread, nodes: Iterable[Node]) -> Counter[str | None]:
-    """Return a template's pods on nodes by domain, 0 where a node that matches has none."""
-    domains: Counter[str | None] = Counter()
-    for node in nodes:
-        if matches(template.profile, node.machine):
-            own = sum(pod.template is template for pod in node.pods.values())
-            domains[node.machine.attribute(spread.topology_key)] += own
-    del domains[None]
-    return domains
 
 
 def largest_first(node: Node) -> list[Pod]:

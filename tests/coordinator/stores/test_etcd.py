@@ -80,6 +80,42 @@ async def test_no_key_hangs_on_a_lease_that_has_ended(member: Cluster, monkeypat
     await store.close()
 
 
+@pytest.mark.parametrize("key_is_of", ["an expired lease", "the process before a restart"])
+async def test_a_replica_waits_for_its_own_old_key_to_go_and_names_no_leader(
+    member: Cluster, monkeypatch: pytest.MonkeyPatch, key_is_of: str
+) -> None:
+    store = replica(member.endpoints, ttl_seconds=2)
+    client = store._client
+    keep_alive, wait_until_changed = client.keep_alive, client.wait_until_changed
+    asked: list[int] = []
+    leaders: list[LeaderInfo | None] = []
+
+    async def refuse_the_first(lease: int) -> bool:
+        asked.append(lease)
+        return lease != asked[0] and await keep_alive(lease)
+
+    async def see_who_leads(key: bytes, revision: int) -> None:
+        leaders.append(store.leader())
+        await wait_until_changed(key, revision)
+
+    if key_is_of == "an expired lease":
+        monkeypatch.setattr(client, "keep_alive", refuse_the_first)
+    else:
+        lease = await client.grant(2)
+        await client.txn([], [put(b"bigfleet/election", b'{"replica":"r0","address":"r0:7790"}', lease)])
+    monkeypatch.setattr(client, "wait_until_changed", see_who_leads)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await store.campaign()
+
+    assert leaders
+    assert set(leaders) == {None}
+    if asked:
+        # Once for the key that has to go, before its lease ends by itself; later for the one that leads.
+        assert asked.count(asked[0]) == 1
+    assert store.leader() == LeaderInfo("r0", "r0:7790")
+    await store.close()
+
+
 @pytest.mark.rule("coordinator 3/10")
 async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resigns(member: Cluster) -> None:
     first, second = replica(member.endpoints, "r0", 60), replica(member.endpoints, "r1", 60)

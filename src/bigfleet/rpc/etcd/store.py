@@ -111,7 +111,9 @@ class EtcdStore:
         """Win, or return None once the leader that there is has gone."""
         found = await self._client.range(self._election)
         if found.items and found.items[0].lease != self._lease:
-            self._leader = _leader_of(found.items[0])
+            leader = _leader_of(found.items[0])
+            # A key of this replica that outlived its process or its lease leads nothing; it goes when etcd ends it.
+            self._leader = leader if leader != self._me else None
             await self._client.wait_until_changed(self._election, found.revision)
             return None
         self._leader = None
@@ -125,6 +127,8 @@ class EtcdStore:
             return None
         renewed_seconds = self._clock.monotonic_seconds()
         if not await self._client.keep_alive(self._lease):
+            # Etcd may keep the key of an expired lease for a while; without this the next round would not wait for it.
+            self._lease = 0
             return None
         tables = await self._read()
         self._term = await self._term_offset() + found.items[0].create_revision

@@ -24,6 +24,7 @@ from bigfleet.planner.admission import admit
 from bigfleet.planner.core import COMPILED
 from bigfleet.planner.packing import FirstFit
 from bigfleet.planner.plain import PLAIN
+from bigfleet.planner.plan import THOROUGH
 from bigfleet.planner.prepare import prepare
 from bigfleet.planner.search import FleetCandidate, Search
 from bigfleet.planner.starts import held
@@ -108,6 +109,17 @@ def test_equal_problems_give_equal_compositions_and_effort_is_counted() -> None:
     assert plan(asked, short) == plan(asked, short)
     assert plan(asked, short).steps < plan(asked, long).steps
     assert closed_form(asked).steps == 0
+
+
+@pytest.mark.parametrize(("pods", "is_longer"), [(100, True), (399, True), (410, False)])
+def test_small_clusters_are_searched_longer_when_they_are_planned_thoroughly(pods: int, is_longer: bool) -> None:
+    asked = problem(CLOUD, services(1, pods))
+    hurried, thorough = plan(asked), plan(asked, THOROUGH)
+
+    assert (asked.pods < 400) == is_longer
+    assert (thorough.steps > 2 * hurried.steps) == is_longer
+    assert (thorough == hurried) != is_longer
+    assert faults(asked, thorough) == []
 
 
 def test_large_cluster_is_planned_on_a_sample() -> None:

@@ -29,6 +29,7 @@ from bigfleet.model.ids import ShardId
 from bigfleet.model.need import Need
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.problem import Problem
+from bigfleet.planner.search import Effort
 from bigfleet.rpc.wire.convert_need import needs_to_wire
 from bigfleet.rpc.wire.gen import capacity_pb2, provider_pb2, shard_pb2, shard_pb2_grpc
 from bigfleet.shard.cycle.engine_runner import DecisionEngine, EngineDivergence, fleet_engine
@@ -117,7 +118,7 @@ class Planners(ProcessPlanWorkers):
     def start(self) -> None:
         type(self).started += 1
 
-    async def plan(self, problem: Problem) -> Composition:
+    async def plan(self, problem: Problem, effort: Effort) -> Composition:
         return await asyncio.Future()
 
 

@@ -17,11 +17,14 @@ from bigfleet.engine.snapshot import Snapshot
 from bigfleet.engine.targets import Target
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need
-from bigfleet.planner.plan import plan
+from bigfleet.planner.plan import DEFAULT, THOROUGH, plan
 from bigfleet.planner.problem import PlanSettings, ProblemFault
+from bigfleet.planner.search import Effort
 
 SettingsByCluster = Mapping[str, PlanSettings]
 _DEFAULT: Final = PlanSettings()
+#: So many clusters are planned thoroughly: that takes a few seconds at most.
+FEW_CLUSTERS: Final = 16
 
 
 def targets_of(
@@ -35,9 +38,11 @@ def targets_of(
     """Return the target of each cluster that can be planned, by cluster; clusters without `settings` get the defaults.
 
     `refused` are machines that cannot leave now, because their pods fit on no other node. A cluster that is too large
-    to be planned gets none: the decision then chooses its machines by itself.
+    to be planned gets none: the decision then chooses its machines by itself. Few clusters are planned thoroughly.
     """
-    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), settings or {}, refused)
+    is_few = len({need.cluster for need in demand}) <= FEW_CLUSTERS
+    effort = THOROUGH if is_few else DEFAULT
+    return _targets_in(build(SnapshotMachines(snapshot, options), demand, options), settings or {}, refused, effort)
 
 
 class FleetPlanner:
@@ -89,7 +94,10 @@ class FleetPlanner:
 
 
 def _targets_in(
-    fleet: DecisionState, settings: SettingsByCluster, refused: Set[MachineId] = frozenset()
+    fleet: DecisionState,
+    settings: SettingsByCluster,
+    refused: Set[MachineId] = frozenset(),
+    effort: Effort = DEFAULT,
 ) -> dict[str, Target]:
     left = {place: offer.available for place, offer in enumerate(fleet.offers)}
     targets: dict[str, Target] = {}
@@ -99,7 +107,7 @@ def _targets_in(
         if asked is None:
             continue
         try:
-            answer = plan(asked.problem)
+            answer = plan(asked.problem, effort)
         except ProblemFault:
             continue
         targets[cluster] = target_of(asked, answer)

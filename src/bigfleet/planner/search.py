@@ -64,6 +64,8 @@ class Effort:
     #: Orders in the final comparison, and fleets that take part in it.
     final_orders: int = 8
     finalists: int = 8
+    #: How many times as many rounds a small cluster has. More rounds make the fleets of larger ones little cheaper.
+    small_rounds: int = 1
     #: Clusters of up to so many pods are planned as a whole, larger ones on a sample of so many pods.
     whole: int = 2000
     sample: int = 800
@@ -77,7 +79,8 @@ class Effort:
             self,
             starts=max(_STARTS_LEAST, self.starts * part // _WHOLE_EFFORT),
             # A round over few pods is cheap, and needed: one machine more or less is a large part of a small fleet.
-            rounds=min(self.rounds, max(self.rounds * part // _WHOLE_EFFORT, _SMALL_ROUNDS // max(pods, 1))),
+            rounds=self.small_rounds
+            * min(self.rounds, max(self.rounds * part // _WHOLE_EFFORT, _SMALL_ROUNDS // max(pods, 1))),
             proposals=max(8, self.proposals * part // _WHOLE_EFFORT),
             # So is one lost pod: more orders separate luck from slack.
             orders=min(2 * self.orders, self.orders * _WHOLE_EFFORT // part),

@@ -17,7 +17,7 @@ from bigfleet.engine.targets import class_key
 from bigfleet.exchange.between_clusters import Pair, find_move, move_question
 from bigfleet.exchange.questions import questions_of
 from bigfleet.exchange.search import find_exchanges
-from bigfleet.planner.plan import plan
+from bigfleet.planner.plan import DEFAULT, THOROUGH, plan
 from tests.exchange.building import held, need, offers, pods, question
 from tests.exchange.fleets import own, rented, state_of
 from tests.exchange.test_between_clusters import demand
@@ -28,7 +28,8 @@ from tests.planner.test_best import tiny
 async def test_a_worker_comes_to_the_same_composition() -> None:
     problem = tiny(random.Random(1))
     with ProcessPlanWorkers(1) as workers:
-        assert await workers.plan(problem) == plan(problem)
+        for effort in (DEFAULT, THOROUGH):
+            assert await workers.plan(problem, effort) == plan(problem, effort)
 
 
 async def test_a_worker_finds_the_same_exchanges() -> None:
@@ -89,12 +90,12 @@ def test_the_end_does_not_wait_for_a_worker() -> None:
 async def test_a_worker_that_dies_is_replaced() -> None:
     problem = tiny(random.Random(1))
     with ProcessPlanWorkers(1) as workers:
-        await workers.plan(problem)
+        await workers.plan(problem, DEFAULT)
         (worker,) = children(os.getpid())
         os.kill(worker, signal.SIGKILL)
         with pytest.raises(BrokenProcessPool):
-            await workers.plan(problem)
-        assert await workers.plan(problem) == plan(problem)
+            await workers.plan(problem, DEFAULT)
+        assert await workers.plan(problem, DEFAULT) == plan(problem)
 
 
 @pytest.mark.rule("shard 4.1/2")
@@ -102,11 +103,12 @@ def test_a_worker_ends_with_its_shard() -> None:
     script = textwrap.dedent("""
         import asyncio, random, sys
         from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
+        from bigfleet.planner.plan import DEFAULT
         from tests.planner.test_best import tiny
 
         async def main():
             workers = ProcessPlanWorkers(1)
-            await workers.plan(tiny(random.Random(1)))
+            await workers.plan(tiny(random.Random(1)), DEFAULT)
             print("planned", flush=True)
             await asyncio.sleep(3600)
 

@@ -9,8 +9,9 @@ from bigfleet.engine.decision import Options
 from bigfleet.model.frames import CAPABILITY_NEED_STATUS
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
-from bigfleet.planner.plan import plan
+from bigfleet.planner.plan import DEFAULT, THOROUGH, plan
 from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault, SchedulerOrder
+from bigfleet.planner.search import Effort
 from bigfleet.recording.values import options_delta, options_of
 from bigfleet.shard.cluster_policy import ClusterPolicies, ClusterPolicy
 from bigfleet.shard.ports import ShardSettings
@@ -28,10 +29,12 @@ class Workers:
     def __init__(self, seconds: float, fault: Exception | None = None) -> None:
         self.seconds, self.fault, self.free = seconds, fault, 4
         self.problems: list[Problem] = []
+        self.efforts: list[Effort] = []
 
-    async def plan(self, problem: Problem) -> Composition:
+    async def plan(self, problem: Problem, effort: Effort) -> Composition:
         """Return the composition, or fail, after the time."""
         self.problems.append(problem)
+        self.efforts.append(effort)
         await asyncio.sleep(self.seconds)
         if self.fault is not None:
             raise self.fault
@@ -98,6 +101,20 @@ async def test_a_failed_plan_is_counted_and_the_decision_goes_on_without(fault: 
 
     assert bound(world) > 0
     assert world.metric("plans_total", outcome=outcome) == 1
+
+
+@pytest.mark.parametrize(("free", "effort"), [(2, THOROUGH), (1, DEFAULT)], ids=["all at once", "one waits"])
+async def test_clusters_are_planned_thoroughly_when_none_waits_for_a_worker(free: int, effort: Effort) -> None:
+    provider, workers = ScriptedProvider(synchronous=True), Workers(0.1)
+    offers(provider)
+    workers.free = free
+    world = World(provider, plan_workers=workers)
+    for name in ("c1", "c2"):
+        world.connect(name).report(pods(name, ("2", 8)))
+    await world.settle(1)
+
+    assert workers.efforts[:free] == [effort] * free
+    await world.shard.plans.close()
 
 
 async def test_an_outdated_plan_keeps_no_machines_when_no_newer_one_arrives() -> None:

@@ -20,6 +20,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.problem import Problem
+from bigfleet.planner.search import Effort
 from bigfleet.shard.cycle.composition_plans import CompositionPlans
 from bigfleet.shard.cycle.created_machines import ACQUIRED_SECONDS, ClassChange, CreatedMachines, _ViewClasses
 from bigfleet.shard.ports import ShardSettings
@@ -274,9 +275,9 @@ class HeldWorkers(Workers):
         super().__init__(0.0)
         self.may_answer = asyncio.Event()
 
-    async def plan(self, problem: Problem) -> Composition:
+    async def plan(self, problem: Problem, effort: Effort) -> Composition:
         """Return the composition once it may be seen."""
-        made = await super().plan(problem)
+        made = await super().plan(problem, effort)
         await self.may_answer.wait()
         return made
 

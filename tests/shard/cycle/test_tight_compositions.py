@@ -13,6 +13,7 @@ from bigfleet.model.vector import parse_vector
 from bigfleet.planner.composition import Composition
 from bigfleet.planner.plan import plan
 from bigfleet.planner.problem import Problem
+from bigfleet.planner.search import Effort
 from bigfleet.shard.cycle.composition_plans import ROOM_SECONDS
 from bigfleet.shard.cycle.empty_nodes import SETTLE_SECONDS
 from tests.shard.cycle.test_pods import pods
@@ -31,7 +32,7 @@ class GenerousWorkers:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    async def plan(self, problem: Problem) -> Composition:
+    async def plan(self, problem: Problem, effort: Effort) -> Composition:
         """Return the composition with room for the scheduler."""
         self.problems.append(problem)
         answer = plan(problem)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExchangeQuestion
     from bigfleet.planner.composition import Composition
     from bigfleet.planner.problem import Problem
+    from bigfleet.planner.search import Effort
 
 _Asked = TypeVar("_Asked")
 _Answer = TypeVar("_Answer")
@@ -49,9 +50,9 @@ class ProcessPlanWorkers:
         if self._pool is None:
             self._started().submit(_work_on, None)
 
-    async def plan(self, problem: "Problem") -> "Composition":
+    async def plan(self, problem: "Problem", effort: "Effort") -> "Composition":
         """Return the composition. Raises ProblemFault, and BrokenProcessPool when the worker died."""
-        answer = await self._answer(_work_on, problem)
+        answer = await self._answer(_work_on, (problem, effort))
         assert answer is not None, "a problem has an answer"
         return answer
 
@@ -101,14 +102,14 @@ class ProcessPlanWorkers:
             worker.join()
 
 
-def _work_on(problem: "Problem | None") -> "Composition | None":
+def _work_on(asked: "tuple[Problem, Effort] | None") -> "Composition | None":
     """Plan in a worker; without a problem only load the planner and compile its loops."""
     from bigfleet.planner.plan import plan
 
-    if problem is None:
+    if asked is None:
         import_module("bigfleet.planner.compiled")
         return None
-    return plan(problem)
+    return plan(*asked)
 
 
 def _search(question: "ExchangeQuestion") -> "ClusterExchanges":

@@ -34,8 +34,10 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.planner.composition import Composition
+from bigfleet.planner.plan import DEFAULT, THOROUGH
 from bigfleet.planner.plan import plan as plan_inline
 from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault
+from bigfleet.planner.search import Effort
 from bigfleet.shard.cycle.created_machines import ClassChange, CreatedMachines
 from bigfleet.shard.cycle.empty_nodes import EmptyNodes
 from bigfleet.shard.metrics import ShardMetrics
@@ -58,7 +60,7 @@ class PlanWorkers(Protocol):
         """How many more problems may be handed over now."""
         ...
 
-    async def plan(self, problem: Problem) -> Composition:
+    async def plan(self, problem: Problem, effort: Effort) -> Composition:
         """Return the composition. Raises ProblemFault for a problem that cannot be planned, else what went wrong."""
         ...
 
@@ -230,7 +232,7 @@ class CompositionPlans:
     async def held_target(self, cluster: str, asked: ClusterProblem) -> Target | None:
         """Return a composition that retains every machine of the problem; None when not every pod has a place."""
         try:
-            return target_of_held(asked, await self._answer(asked.problem))
+            return target_of_held(asked, await self._answer(asked.problem, DEFAULT))
         except asyncio.CancelledError:
             raise
         except Exception as fault:  # no failure of a worker may stop a cycle
@@ -383,7 +385,9 @@ class CompositionPlans:
         """Give the workers as many clusters as they have room for; the others wait for the next cycle."""
         workers = self._workers
         assert workers is not None, "without workers a cluster is planned at once"
-        chosen = [cluster for cluster in (*stale, *tight) if self._plans[cluster].pending is None][: workers.free]
+        ready = [cluster for cluster in (*stale, *tight) if self._plans[cluster].pending is None]
+        chosen = ready[: workers.free]
+        effort = THOROUGH if len(chosen) == len(ready) else DEFAULT
         problems = await self._problems(view, demand, options, chosen)
         for cluster in chosen:
             asked, machines = problems.get(cluster), tight.get(cluster)
@@ -391,7 +395,7 @@ class CompositionPlans:
                 self._keep(cluster, by_cluster[cluster], None)
                 continue
             self._plans[cluster].pending, self._plans[cluster].changed = by_cluster[cluster], []
-            planning = self._plan(cluster, by_cluster[cluster], asked, machines)
+            planning = self._plan(cluster, by_cluster[cluster], asked, machines, effort)
             task = asyncio.create_task(planning, name=f"plan of {cluster}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -408,13 +412,18 @@ class CompositionPlans:
         refused = self._refused()
         return await self._compute(lambda: self._planner.problems(view, rows, options, settings, refused))
 
-    async def _answer(self, problem: Problem) -> Composition:
+    async def _answer(self, problem: Problem, effort: Effort) -> Composition:
         if self._workers is not None:
-            return await self._workers.plan(problem)
-        return await self._compute(lambda: plan_inline(problem))
+            return await self._workers.plan(problem, effort)
+        return await self._compute(lambda: plan_inline(problem, effort))
 
     async def _plan(
-        self, cluster: str, rows: tuple[Need, ...], asked: ClusterProblem, empty: tuple[Machine, ...] | None
+        self,
+        cluster: str,
+        rows: tuple[Need, ...],
+        asked: ClusterProblem,
+        empty: tuple[Machine, ...] | None,
+        effort: Effort = DEFAULT,
     ) -> None:
         """Plan a cluster; `empty` are the machines that a tight composition leaves out, None for any other."""
         target, outcome = None, "made"
@@ -422,7 +431,7 @@ class CompositionPlans:
             asked = without_offers(asked, Counter(class_key(machine) for machine in empty))
             self._plans[cluster].tight_tried = (rows, _ids(empty))
         try:
-            answer = await self._answer(asked.problem)
+            answer = await self._answer(asked.problem, effort)
             target = target_of(asked, answer) if empty is None else target_of_held(asked, answer)
         except asyncio.CancelledError:
             raise

@@ -2,10 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bigfleet.compositions.targets import targets_of
+from bigfleet.compositions import targets as targets_module
+from bigfleet.compositions.targets import FEW_CLUSTERS, targets_of
 from bigfleet.engine.decision import ActionKind, Options
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.snapshot import Snapshot
@@ -16,7 +18,10 @@ from bigfleet.model.need import Need, amounts_of
 from bigfleet.model.profile import Profile, SpreadMode, TopologySpread
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import CapacityType, MachineState
-from bigfleet.planner.problem import PlanSettings, SchedulerOrder
+from bigfleet.planner.composition import Composition
+from bigfleet.planner.plan import DEFAULT, THOROUGH, plan
+from bigfleet.planner.problem import PlanSettings, Problem, SchedulerOrder
+from bigfleet.planner.search import Effort
 from tests.engine.proof import in_proportion
 from tests.engine.shapes.claims_checker import violations
 
@@ -61,6 +66,22 @@ def pods(cpu_milli: int, memory_gib: int, count: int) -> DemandShape:
 
 
 OPTIONS = Options(now_seconds=0.0, reported=frozenset({"c", "d"}))
+
+
+@pytest.mark.parametrize(("clusters", "effort"), [(FEW_CLUSTERS, THOROUGH), (FEW_CLUSTERS + 1, DEFAULT)])
+def test_few_clusters_are_planned_thoroughly(clusters: int, effort: Effort, monkeypatch: pytest.MonkeyPatch) -> None:
+    efforts: list[Effort] = []
+
+    def planned(asked: Problem, chosen: Effort) -> Composition:
+        efforts.append(chosen)
+        return plan(asked, chosen)
+
+    monkeypatch.setattr(targets_module, "plan", planned)
+    machines = [offer(f"m-{n}", 4, 16, 1.0) for n in range(clusters)]
+    demand = [need(f"c-{n}", pods(1000, 2, 3)) for n in range(clusters)]
+
+    assert len(targets_of(Snapshot.of(machines), demand, OPTIONS)) == clusters
+    assert efforts == [effort] * clusters
 
 
 def test_a_decision_acquires_its_target_and_nothing_else() -> None:

@@ -38,7 +38,8 @@ def targets_of(
     """Return the target of each cluster that can be planned, by cluster; clusters without `settings` get the defaults.
 
     `refused` are machines that cannot leave now, because their pods fit on no other node. A cluster that is too large
-    to be planned gets none: the decision then chooses its machines by itself. Few clusters are planned thoroughly.
+    to be planned gets none: the decision then chooses its machines by itself. Up to
+    FEW_CLUSTERS are planned thoroughly.
     """
     is_few = len({need.cluster for need in demand}) <= FEW_CLUSTERS
     effort = THOROUGH if is_few else DEFAULT

@@ -18,7 +18,7 @@ from bigfleet.planner.search import Effort, FleetCandidate, Search, leader
 from bigfleet.planner.starts import completed, held, kinds, leading_kinds, led_fleets, merged, within_stock
 
 DEFAULT: Final = Effort()
-#: For plans for which no other cluster waits (docs/adr/0244-small-clusters-are-planned-thoroughly.md).
+#: When no other cluster waits for its plan (docs/adr/0244-small-clusters-are-planned-thoroughly.md).
 THOROUGH: Final = Effort(small_rounds=4)
 #: Leading types of the closed form, and the fleets that it compares.
 _CLOSED_LEADERS: Final = 4

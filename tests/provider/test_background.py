@@ -76,6 +76,18 @@ async def test_a_late_host_changes_no_record_and_is_given_back() -> None:
     assert metric(core, "late_results_total", kind="create", compensated="yes") == 1
 
 
+async def test_a_result_that_comes_after_the_stop_is_counted_and_begins_no_call() -> None:
+    backend = Stubborn(1)
+    core = await started(make_core(backend, options=NO_WAY_OUT))
+    await core.create(SLOT)
+    await settle()
+    await core.stop()
+    await asyncio.sleep(10)
+    assert metric(core, "late_results_total", kind="create", compensated="no") == 1
+    assert backend.hosts == {SLOT: "late"}
+    assert [kind for kind, _machine, _operation in backend.calls] == []
+
+
 async def test_a_thread_that_hangs_does_not_hold_up_the_verdict() -> None:
     released, ended = threading.Event(), threading.Event()
 

@@ -71,6 +71,26 @@ async def test_a_thread_that_overran_keeps_its_place_and_its_machine_until_it_en
     await core.stop()
 
 
+async def test_a_thread_that_ends_after_the_stop_begins_no_task() -> None:
+    backend = Threaded(1)
+    core = await started(make_core(backend, options=CoreOptions()))
+    await core.create("fake-0")
+
+    async def is_entered() -> bool:
+        return backend.entered == ["fake-0"]
+
+    await wait_until_async(is_entered)
+    await core.stop()
+    backend.may_end.set()
+
+    async def is_counted() -> bool:
+        return metric(core, "late_results_total", kind="create", compensated="no") == 1
+
+    await wait_until_async(is_counted)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert backend.hosts != {}
+
+
 async def test_threads_of_one_kind_do_not_wait_for_those_of_another() -> None:
     class Plain(Threaded):
         def configure(self, machine: MachineView, cluster: str, blob: bytes, op: Op) -> str | None:  # type: ignore[override]

@@ -8,7 +8,7 @@ must never change a record.
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -100,6 +100,7 @@ class OperationRunner:
         #: Calls that were left behind and still run, by machine.
         self._abandoned: Counter[str] = Counter()
         self._chores: set[asyncio.Task[None]] = set()
+        self._is_stopped = False
 
     # ---- what the core asks --------------------------------------------------------------------------------------
 
@@ -158,7 +159,8 @@ class OperationRunner:
             task.cancel()
 
     async def stop(self) -> None:
-        """Let go of everything; the next start takes it up."""
+        """Let go of everything; the next start takes it up. A result that still comes is counted and logged."""
+        self._is_stopped = True
         tasks = [*self._flows.values(), *self._chores]
         for task in tasks:
             task.cancel()
@@ -292,7 +294,7 @@ class OperationRunner:
         backend, machine, call = self._adapter.backend, job.machine, self._adapter.call
 
         def late(result: object) -> None:
-            self._do(self._handle_late(job, op, result))
+            self._take_late(job, op, result)
 
         match op.kind:
             case Kind.CREATE:
@@ -358,7 +360,7 @@ class OperationRunner:
                 attempt=job.operation.attempt,
                 deadline_monotonic_seconds=self._clock.monotonic_seconds(),
             )
-            self._do(self._handle_late(job, op, verdict.result))
+            self._take_late(job, op, verdict.result)
 
     async def _try_settle(self, job: _Job, verdict: Verdict) -> bool:
         kind = job.operation.kind
@@ -428,32 +430,39 @@ class OperationRunner:
 
         def ended(done: asyncio.Task[Any]) -> None:
             if not done.cancelled() and done.exception() is None:
-                self._do(self._handle_late(job, op, done.result()))
+                self._take_late(job, op, done.result())
 
         task.add_done_callback(ended)
 
-    def _do(self, chore: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(chore)
+    def _take_late(self, job: _Job, op: Op, result: object) -> None:
+        if self._is_stopped:
+            # No task may begin: the next start takes the operation up, and finds a host that no record shows.
+            self._note_late(job, op, is_compensated=False)
+            return
+        task = asyncio.ensure_future(self._handle_late(job, op, result))
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
 
     async def _handle_late(self, job: _Job, op: Op, result: object) -> None:
         """Undo an effect that no record shows."""
         host = result if isinstance(result, Host) else None
-        compensated = False
+        is_compensated = False
         try:
             with self.busy(job.machine.id):
-                compensated = await self._compensate(job, op, host)
+                is_compensated = await self._compensate(job, op, host)
         except Exception as error:  # the effect stays for the orphan rule; nothing else can be done about it
             _log.error("operation.compensation_failed", machine=job.machine.id, operation_id=op.id, error=str(error))
+        self._note_late(job, op, is_compensated=is_compensated)
+
+    def _note_late(self, job: _Job, op: Op, *, is_compensated: bool) -> None:
         self._metrics.backend_calls.labels(op.kind.value, "late").inc()
-        self._metrics.late_results.labels(op.kind.value, "yes" if compensated else "no").inc()
+        self._metrics.late_results.labels(op.kind.value, "yes" if is_compensated else "no").inc()
         _log.warning(
             "operation.finished_late",
             machine=job.machine.id,
             operation_id=op.id,
             kind=op.kind.value,
-            compensated=compensated,
+            compensated=is_compensated,
         )
 
     async def _compensate(self, job: _Job, op: Op, host: Host | None) -> bool:

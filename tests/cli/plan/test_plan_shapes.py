@@ -89,7 +89,7 @@ def test_a_spread_of_a_pod_has_to_be_complete(files: Files) -> None:
     row = {**ROW, "shapes": [DB], "spreads": [{"topologyKey": "zone", "maxSkew": 1}]}
     files.write_needs([row])
 
-    assert "(n): Object missing required field `whenUnsatisfiable` - at `$.spreads[0]`" in files.refusal()
+    assert "(n): spreads[0].whenUnsatisfiable: is missing" in files.refusal()
 
 
 def test_a_plan_decides_on_rows_of_shapes(files: Files) -> None:
@@ -122,9 +122,9 @@ def test_a_plan_decides_on_rows_of_shapes(files: Files) -> None:
         ),
         ({"shapes": [{**DB, "resources": {"cpu": "-2"}}]}, "shapes[0].resources.cpu: '-2' is negative"),
         ({"waiting": [{**DB, "count": -1}], "aggregate": {}}, "waiting[0].count: -1 is not a number of pods"),
-        ({"shapes": [{"resources": {}}]}, "Object missing required field `count` - at `$.shapes[0]`"),
-        ({"shapes": [{**DB, "pods": 1}]}, "Object contains unknown field `pods` - at `$.shapes[0]`"),
-        ({"shapes": [{**DB, "count": "many"}]}, "Expected `int`, got `str` - at `$.shapes[0].count`"),
+        ({"shapes": [{"resources": {}}]}, "shapes[0].count: is missing"),
+        ({"shapes": [{**DB, "pods": 1}]}, "shapes[0].pods: unknown key; there are resources, count, max_per_machine"),
+        ({"shapes": [{**DB, "count": "many"}]}, "shapes[0].count: Expected `int`, got `str`"),
     ],
 )
 def test_a_wrong_shape_is_named_with_file_row_and_field(files: Files, row: dict[str, Any], fault: str) -> None:
@@ -151,8 +151,8 @@ def test_a_mapping_holds_rows_and_overheads(files: Files) -> None:
 @pytest.mark.parametrize(
     ("demand", "fault"),
     [
-        ({"overheads": []}, ": Object missing required field `rows`"),
-        ({"rows": [], "daemons": []}, ": Object contains unknown field `daemons`"),
+        ({"overheads": []}, ": rows: is missing"),
+        ({"rows": [], "daemons": []}, ": daemons: unknown key; there are rows, overheads"),
         ({"rows": [3]}, " [0]: Expected `object`, got `int`"),
         ({"rows": [], "overheads": [{"cluster": "", "resources": {}}]}, " overheads[0]: cluster is empty"),
         (

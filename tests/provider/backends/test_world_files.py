@@ -80,7 +80,10 @@ BAD_WORLDS = [
     ("stockouts: [{from_seconds: 5, to_seconds: 5}]", "stockouts[0].to_seconds"),
     ("stockouts: [{from_seconds: 5, to_seconds: 6, capacity_type: gold}]", "stockouts[0].capacity_type"),
     ("pools: [", "not YAML"),
-    ("pools: [{instance_type: std.2x8, zone: z, count: 1, cout: 2}]", "pools[0].cout: unknown key; there are"),
+    (
+        "pools: [{instance_type: std.2x8, zone: z, count: 1, cout: 2}]",
+        "pools[0].cout: unknown key; did you mean count?",
+    ),
     ("pools: [{instance_type: std.2x8, zone: z}]", "pools[0].count: is missing"),
     ("colour: blue", "colour: unknown key; there are region, zones, rack_size"),
     ("dwell: {join: {median: 10}}", "dwell.join.median: unknown key; there are median_seconds, p99_seconds"),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from bigfleet.files.field_faults import field_fault
 from bigfleet.model.profile import Requirement
 from bigfleet.model.quantity import Family, format_quantity
 from bigfleet.model.shapes import (
@@ -91,7 +92,7 @@ def shape_entries(value: Any, field: str) -> list[ShapeEntry]:
     try:
         return msgspec.convert(value or [], list[ShapeEntry])
     except msgspec.MsgspecError as error:
-        raise ShapeFault(f"{field}: {error}") from error
+        raise ShapeFault(str(field_fault(error, list[ShapeEntry], root=field))) from error
 
 
 def _shapes(entries: Sequence[ShapeEntry], field: str) -> tuple[DemandShape, ...]:

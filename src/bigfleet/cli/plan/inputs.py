@@ -24,6 +24,7 @@ from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
 from bigfleet.files.bounded import read_bounded
+from bigfleet.files.field_faults import field_fault
 from bigfleet.files.json_loading import load_json
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.ids import ClusterId, MachineId, identifier_fault
@@ -244,7 +245,7 @@ def _json_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
         try:
             entry = decoder.decode(line)
         except (msgspec.MsgspecError, RecursionError) as error:
-            raise UsageFault(f"{place}: {one_line(error)}") from error
+            raise UsageFault(f"{place}: {one_line(field_fault(error, MachineEntry))}") from error
         yield place, machine_given(entry, place)
 
 
@@ -314,7 +315,7 @@ def _cells_converted(cells: Mapping[str, Any], place: str) -> MachineEntry:
     try:
         return msgspec.convert(cells, MachineEntry, strict=False)
     except msgspec.MsgspecError as error:
-        raise UsageFault(f"{place}: {one_line(error)}") from error
+        raise UsageFault(f"{place}: {one_line(field_fault(error, MachineEntry))}") from error
 
 
 def _cell_map(text: str, place: str) -> dict[str, str]:
@@ -507,7 +508,7 @@ def converted(value: object, kind: type[T], place: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise UsageFault(f"{place}: {one_line(error)}") from error
+        raise UsageFault(f"{place}: {one_line(field_fault(error, kind))}") from error
 
 
 def _text(path: Path) -> str:

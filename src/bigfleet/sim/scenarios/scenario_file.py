@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
+from bigfleet.files.field_faults import field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType, MachineState
@@ -367,7 +368,7 @@ def read_scenario(path: Path) -> Scenario:
     try:
         scenario = msgspec.convert(tree, Scenario)
     except msgspec.ValidationError as error:
-        raise ScenarioFault(f"{path}: {error}") from error
+        raise ScenarioFault(f"{path}: {field_fault(error, Scenario, root='$')}") from error
     fault = next(_faults(scenario), None)
     if fault is not None:
         raise ScenarioFault(f"{path}: {fault}")

@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from bigfleet.files.field_faults import field_fault
 from bigfleet.provider.backend import ExistingHost, Slot
 from bigfleet.provider.inventory.offerings import capacity_type_of
 from bigfleet.provider.operations.invoke import FACTS_MAX
@@ -121,7 +122,9 @@ class InventoryLines:
         try:
             line = self._decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise InventoryRefused(f"inventory line {self._number} is not understood: {error}") from error
+            raise InventoryRefused(
+                f"inventory line {self._number} is not understood: {field_fault(error, _Line)}"
+            ) from error
         if (line.slot is not None) + (line.host is not None) + line.end != 1:
             raise InventoryRefused(f"inventory line {self._number} must have one of slot, host and end")
         if line.unread_prefixes is not None and not line.end:

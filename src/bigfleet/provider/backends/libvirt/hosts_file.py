@@ -148,7 +148,7 @@ def parse_kvm_hosts(body: Any) -> KvmHosts:
     try:
         document = msgspec.convert(body, _Document)
     except msgspec.ValidationError as error:
-        raise KvmHostsFault(str(field_fault(error))) from error
+        raise KvmHostsFault(str(field_fault(error, _Document))) from error
     fault = next(_faults(document), None)
     if fault is not None:
         raise KvmHostsFault(fault)

@@ -193,7 +193,7 @@ def _read(body: Any, kind: type[T], place: str) -> T:
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
-        raise HostsFault(str(field_fault(error, root=f"bigfleet.{place}"))) from error
+        raise HostsFault(str(field_fault(error, kind, root=f"bigfleet.{place}"))) from error
 
 
 def _without_ours(document: Mapping[str, Any], ours: Mapping[str, Carved]) -> Mapping[str, Any]:

@@ -5,16 +5,14 @@ docs/spec/provider.md §21. An unknown key or a bad value is refused with its pa
 """
 
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
 
 import msgspec
 import yaml
 
 from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
-from bigfleet.files.field_faults import FieldFault, field_fault
+from bigfleet.files.field_faults import field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.states import CapacityType
 
@@ -214,7 +212,7 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWor
         tree = msgspec.json.decode(content) if is_json else load_yaml(content.decode("utf-8"))
         world = msgspec.convert({} if tree is None else tree, CloudWorld)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise WorldFault(f"{file}: {_shown(field_fault(error))}") from error
+        raise WorldFault(f"{file}: {field_fault(error, CloudWorld)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         kind = "JSON" if is_json else "YAML"
         raise WorldFault(f"{file}: not {kind}: {' '.join(str(error).split())}") from error
@@ -222,29 +220,6 @@ def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWor
     if fault is not None:
         raise WorldFault(f"{file}: {fault}")
     return world
-
-
-def _shown(fault: FieldFault) -> str:
-    """Return what is wrong, and for an unknown key those that there are."""
-    keys = f"; there are {', '.join(_section_at(fault.section).__struct_fields__)}" if fault.is_unknown_key else ""
-    return f"{fault}{keys}"
-
-
-def _section_at(place: str) -> type[_Section]:
-    """Return the section that a path leads to, such as `interruption.waves[0]`."""
-    section: type[_Section] = CloudWorld
-    for name in filter(None, re.sub(r"\[.*?\]", "", place).split(".")):
-        field = next(field for field in msgspec.structs.fields(section) if field.name == name)
-        section = next(kind for kind in _classes_in(field.type) if issubclass(kind, _Section))
-    return section
-
-
-def _classes_in(hint: Any) -> Iterator[type]:
-    """Yield the classes that a type hint is made of, such as `Pool` of `tuple[Pool, ...] | None`."""
-    if isinstance(hint, type) and not get_args(hint):
-        yield hint
-    for part in get_args(hint):
-        yield from _classes_in(part)
 
 
 def _faults(world: CloudWorld) -> Iterator[str]:

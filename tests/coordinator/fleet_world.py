@@ -333,6 +333,9 @@ class ModelShard:
     def lying_in(self, domain: Domain) -> Sequence[MachineId]:
         return [m.id for m in self.machines.values() if m.attribute(domain.topology_key) == domain.topology_value]
 
+    def has_none_in(self, domain: Domain) -> bool:
+        return bool(self.machines) and not self.lying_in(domain)
+
     async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
         """Nothing of an older process is under way here."""
 

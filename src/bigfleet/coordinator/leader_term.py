@@ -69,6 +69,8 @@ class Term:
             cooldown_seconds=self._settings.cooldown_seconds,
             began_seconds=self.began_seconds,
         )
+        #: Shards that may own the same machines, and how many passes in a row have found just these.
+        self._overlap: tuple[frozenset[ShardId], int] = (frozenset(), 0)
 
     @property
     def tables(self) -> Tables:
@@ -146,6 +148,7 @@ class Term:
         now_seconds = self._clock.monotonic_seconds()
         if not self.rebalancing.is_due(now_seconds):
             return
+        self._warn_of_overlap()
         self.leader.ephemeral = replace(self.ephemeral, ledger=self.ephemeral.ledger.at(now_seconds))
         plan = self.rebalancing.run(self.ephemeral, self.heard, self.tables, now_seconds)
         self._metrics.passed(plan, self._clock.monotonic_seconds() - now_seconds)
@@ -165,6 +168,19 @@ class Term:
                 instruction=entry.instruction.instruction_id,
                 donor=entry.to,
                 reason=entry.why,
+            )
+
+    def _warn_of_overlap(self) -> None:
+        """Log the second pass in a row that finds an overlap: a shard that just started has not shown what it owns."""
+        found = ownership_overlap(self.ephemeral, self.tables)
+        before, passes = self._overlap
+        self._overlap = (found, passes + 1 if found == before else 1)
+        if found and self._overlap[1] == 2:
+            _log.warning(
+                "coordinator.overlap_found",
+                shards=sorted(found),
+                advice="behind one provider each of them needs --ownership assigned and its domains; until then they "
+                "take each other's idle machines, and none is moved between them",
             )
 
     # ---- what readers see ----------------------------------------------------------------------------------------

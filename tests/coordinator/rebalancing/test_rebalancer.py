@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
 from bigfleet.coordinator.commands import SetQuota, UpsertProvider
@@ -326,6 +327,26 @@ async def test_shards_that_may_own_the_same_machines_are_kept_out(tmp_path: Any)
     assert fleet.skipped() is Skip.BASE
     assert ownership_overlap(fleet.term.ephemeral, fleet.term.tables) == {EAST0, EAST1}
     assert fleet.term.figures().ownership_overlap == 2
+
+
+@pytest.mark.rule("coordinator 9.1/5")
+async def test_an_overlap_is_logged_once_when_a_second_pass_in_a_row_finds_it(tmp_path: Any) -> None:
+    fleet = await Fleet.make(tmp_path)
+    fleet.owned[EAST0] = replace(fleet.owned[EAST0], base=Base.ALL)
+
+    async def logged_in_a_pass() -> list[Any]:
+        with structlog.testing.capture_logs() as logs:
+            await fleet.passes(after_seconds=COOLDOWN_SECONDS)
+        return [entry for entry in logs if entry["event"] == "coordinator.overlap_found"]
+
+    assert await logged_in_a_pass() == []
+    (warning,) = await logged_in_a_pass()
+    assert (warning["log_level"], warning["shards"]) == ("warning", [EAST0, EAST1])
+    assert "--ownership assigned" in warning["advice"]
+    assert await logged_in_a_pass() == []
+
+    fleet.owned[EAST0] = replace(fleet.owned[EAST0], base=Base.DOMAINS)
+    assert await logged_in_a_pass() == []
 
 
 @pytest.mark.rule("coordinator 5/1", "coordinator 12/11")

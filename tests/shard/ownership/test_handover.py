@@ -494,6 +494,21 @@ async def test_the_first_domain_ends_owning_everything(make: Any) -> None:
 
 
 @pytest.mark.rule("coordinator 9.2/1")
+async def test_a_shard_that_owns_everything_takes_no_first_domain_that_none_of_its_machines_has(make: Any) -> None:
+    """With a misspelled domain it would own no unbound machine any more."""
+    shard = make(*idle("a"))
+    await shard.read()
+
+    with pytest.raises(MayYetSucceed, match="no machine of this shard has zone=za; it would own no unbound machine"):
+        await shard.handover.carry_out(instruction(AssignDomain(Domain("zone", "za")), 1))
+    assert (shard.owned.base, shard.holds()) == (Base.ALL, ["a"])
+
+    await shard.handover.carry_out(instruction(AssignDomain(Domain(ZONE, "za")), 2))
+    await shard.handover.carry_out(instruction(AssignDomain(Domain(ZONE, "not-yet-built")), 3))
+    assert shard.owned.domains == {Domain(ZONE, "za"), Domain(ZONE, "not-yet-built")}
+
+
+@pytest.mark.rule("coordinator 9.2/1")
 async def test_a_domain_is_left_when_nothing_of_ours_lies_in_it(make: Any) -> None:
     """What was adopted stays with its adopter."""
     shard = make(*idle("a"))

@@ -19,12 +19,12 @@ from bigfleet.cli.runtime.terminal import echo
 
 app = typer.Typer(cls=HelpGroup, help="Inspect and repair a running provider.", no_args_is_help=True)
 
-_State = Annotated[Path, typer.Option("--state", metavar="FILE", help="State file of the running provider.")]
+_State = Annotated[Path | None, typer.Option("--state", metavar="FILE", help="State file of the running provider.")]
 _Output = Annotated[str, typer.Option("--output", "-o", help="table or json.")]
 
 
 @app.callback()
-def admin(context: typer.Context, state: _State, output: _Output = "table") -> None:
+def admin(context: typer.Context, state: _State = None, output: _Output = "table") -> None:
     """Hold the options that every command of a person shares."""
     if output not in ("table", "json"):
         raise UsageFault(f"--output: {output!r} is unknown; choose table or json")
@@ -75,6 +75,11 @@ def _ask(context: typer.Context, command: str, body: Mapping[str, object] | None
     from bigfleet.cli.provider.admin_socket import AdminConnection, admin_path
 
     state, _output = context.obj
+    if state is None:
+        raise UsageFault(
+            "--state is missing: name the provider's state file before the command, as in "
+            f"bigfleet provider admin --state FILE {context.info_name}"
+        )
     path = admin_path(state)
     connection = AdminConnection(path)
     try:

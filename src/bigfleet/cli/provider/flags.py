@@ -14,10 +14,18 @@ import typer
 
 from bigfleet.cli.flags.groups import taking
 from bigfleet.cli.flags.switches import SwitchCommand
-from bigfleet.cli.flags.tls import TLS_OPTIONS, TLS_SECTION, TlsCa, TlsCert, TlsKey, read_tls
+from bigfleet.cli.flags.tls import (
+    SERVER_TLS_OPTIONS,
+    TLS_SECTION,
+    Insecure,
+    TlsCa,
+    TlsCert,
+    TlsKey,
+    parse_listen_address,
+    read_tls,
+)
 from bigfleet.cli.flags.values import (
     check_log_level,
-    parse_address,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
@@ -40,7 +48,7 @@ class ProviderCommand(SwitchCommand):
             "Provider": ("--addr", "--provider", "--metrics-addr", "--reflection", "--log-level"),
             "State": ("--state", "--state-sync", "--intent-key", "--seed-count", "--offerings", "--use-fake-backend"),
             "Operations": ("--transition-timeout", "--reconcile-interval", "--failed-hold"),
-            TLS_SECTION: (*TLS_OPTIONS, "--certify"),
+            TLS_SECTION: (*SERVER_TLS_OPTIONS, "--certify"),
         }
     )
 
@@ -93,6 +101,7 @@ class ProviderFlags:
     tls_cert: TlsCert = None
     tls_key: TlsKey = None
     tls_ca: TlsCa = None
+    insecure: Insecure = False
     certify: Annotated[
         bool,
         typer.Option("--certify/--no-certify", help="Accept any fencing token from an admin, for a conformance run."),
@@ -120,7 +129,7 @@ class ProviderFlags:
                 "--certify needs --tls-cert, --tls-key and --tls-ca; without them every caller is accepted"
             )
         return ProviderProcessSettings(
-            address=parse_address(self.addr, "--addr"),
+            address=parse_listen_address(self.addr, "--addr", tls, is_insecure=self.insecure),
             metrics_address=parse_optional_address(self.metrics_addr, "--metrics-addr"),
             state_path=self.state,
             is_power_safe=self.state_sync == "full",

@@ -16,6 +16,7 @@ from bigfleet.engine.decision import Action, ActionKind
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import (
+    AssignDomain,
     CrossShardDrain,
     Instruction,
     Reading,
@@ -27,7 +28,7 @@ from bigfleet.model.instructions import (
     reading,
 )
 from bigfleet.model.machine import Machine, invariant_fault
-from bigfleet.model.ownership import ADOPTED_MAX, Domain, Owned, OwnershipVersion, Reservation, RowKind
+from bigfleet.model.ownership import ADOPTED_MAX, Base, Domain, Owned, OwnershipVersion, Reservation, RowKind
 from bigfleet.model.states import RESTING_STATES, TRANSITIONAL_STATES, MachineState
 from bigfleet.shard.outcomes import COORDINATOR_REASON
 from bigfleet.shard.ownership.donor_selection import DonorCandidate, DrainCandidate, chosen, victims
@@ -90,6 +91,10 @@ class HandoverHost(Protocol):
 
     def lying_in(self, domain: Domain) -> Sequence[MachineId]:
         """Return the machines of the inventory whose attribute has the domain's value."""
+        ...
+
+    def has_none_in(self, domain: Domain) -> bool:
+        """Return whether the inventory has machines, and none with the domain's value."""
         ...
 
     async def fence_machine(self, machine_id: MachineId, instruction_id: str) -> None:
@@ -174,9 +179,18 @@ class Handover:
             if meant is Reading.RELEASE:
                 return await self._release(payload, instruction)
             return self._take_note(payload, instruction, meant)
+        if isinstance(payload, AssignDomain):
+            self._check_domain(payload.domain)
         self._commit(self._after(instruction))
         self._handover_host.widened()
         return HandoverDone()
+
+    def _check_domain(self, domain: Domain) -> None:
+        """Refuse a first domain without machines: with a misspelled one the shard would lose all that are unbound."""
+        if self._file.owned.base is Base.ALL and self._handover_host.has_none_in(domain):
+            key, value = domain
+            reason = f"no machine of this shard has {key}={value}; it would own no unbound machine any more"
+            raise MayYetSucceed(f"{reason}. Unassign the domain if it is misspelled")
 
     # ---- releasing ----------------------------------------------------------------------------------------------
 

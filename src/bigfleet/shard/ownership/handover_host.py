@@ -111,6 +111,10 @@ class ShardHandoverHost:
         key, value = domain
         return [view.ids[row] for row in self._of_shapes(view, rows, lambda machine: machine.attribute(key) == value)]
 
+    def has_none_in(self, domain: Domain) -> bool:
+        """Return whether the inventory has machines, and none with the domain's value."""
+        return len(self._inventory) > 0 and not self.lying_in(domain)
+
     def _fitting(self, state: MachineState, fits: Callable[[Machine], bool]) -> Iterable[Machine]:
         """Yield the machines of a state whose shape fits, those without an action, by id."""
         view = self._inventory.snapshot()

@@ -47,11 +47,11 @@ class GenerousWorkers:
 class Fleet:
     """A cluster whose pods fill three machines of 4 cpu."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, reclaim_after_seconds: float = 0.0) -> None:
         provider = ScriptedProvider(synchronous=True)
         provider.add(*(machine(f"m{n}", S.SPECULATIVE, capacity_type=CapacityType.ON_DEMAND) for n in range(8)))
         self.workers = GenerousWorkers()
-        self.world = World(provider, plan_workers=self.workers)
+        self.world = World(provider, plan_workers=self.workers, reclaim_after_seconds=reclaim_after_seconds)
         self.operator: FakeOperator = self.world.connect("c1")
         self._second = 0
 
@@ -85,9 +85,13 @@ DEMAND = pods("c1", ("1", 11), ("500m", 2))
 LOADS = {"m0": "4", "m1": "4", "m3": "4"}
 
 
-async def started() -> Fleet:
+#: Four pods after a fall of demand, where the scheduler once put them; m3 hosts none.
+SPREAD = {"m0": "2", "m1": "1", "m2": "1"}
+
+
+async def started(*, reclaim_after_seconds: float = 0.0) -> Fleet:
     """Return a fleet that has a machine more than its 12 pods need."""
-    fleet = Fleet()
+    fleet = Fleet(reclaim_after_seconds=reclaim_after_seconds)
     fleet.report(DEMAND)
     await fleet.run(30, {**LOADS, "m2": "1"})
     assert fleet.configured == ["m0", "m1", "m2", "m3"]
@@ -103,6 +107,19 @@ async def test_a_machine_that_stays_empty_is_reclaimed_and_none_takes_its_place(
     await fleet.run(300, LOADS)
     assert fleet.configured == ["m0", "m1", "m3"]
     assert (fleet.calls()["configure"], fleet.plans("tightened")) == (4, 1)
+
+
+@pytest.mark.rule("shard 4.2/1")
+async def test_an_empty_machine_keeps_no_other_machine_that_is_excess_already() -> None:
+    """Demand falls, and one node of the four is empty by chance; the composition leaves out two of them."""
+    fleet = await started(reclaim_after_seconds=600)
+    fleet.report(pods("c1", ("1", 4)))
+    await fleet.run(560, SPREAD)
+    assert len(fleet.configured) == 4
+
+    await fleet.run(1200, SPREAD)
+    assert len(fleet.configured) == 2
+    assert "m3" not in fleet.configured
 
 
 async def test_little_change_of_demand_brings_it_not_back() -> None:

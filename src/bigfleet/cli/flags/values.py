@@ -58,9 +58,7 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     host, colon, port_text = text.rpartition(":")
     # Five digits at most: Python refuses to read a number of thousands of them at all.
     if not colon or "/" in host or not re.fullmatch(r"[0-9]{1,5}", port_text) or int(port_text) > _PORT_MAX:
-        raise UsageFault(
-            f"{flag}: {text!r} is not an address; write HOST:PORT or :PORT, a port from 0 to {_PORT_MAX}"
-        )
+        raise UsageFault(f"{flag}: {text!r} is not an address; write HOST:PORT or :PORT, a port from 0 to {_PORT_MAX}")
     return host.strip("[]") or "0.0.0.0", int(port_text)  # noqa: S104 - what `:PORT` means
 
 

@@ -14,10 +14,10 @@ that composition while all pods fit there and none waits.
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import structlog
 
@@ -63,6 +63,15 @@ class PlanWorkers(Protocol):
     async def plan(self, problem: Problem, effort: Effort) -> Composition:
         """Return the composition. Raises ProblemFault for a problem that cannot be planned, else what went wrong."""
         ...
+
+
+class _Without(NamedTuple):
+    """The machines that a tight composition leaves out."""
+
+    #: Those that stay empty, and are not excess.
+    empty: tuple[Machine, ...]
+    #: Those that the composition before it leaves out already: retained, they would stay until demand changes.
+    excess: tuple[Machine, ...]
 
 
 @dataclass(slots=True)
@@ -135,11 +144,14 @@ class CompositionPlans:
         demand: Sequence[Need],
         by_cluster: Mapping[str, tuple[Need, ...]],
         options: Options,
+        *,
         frozen: Set[str] = frozenset(),
+        excess: Iterable[Machine] = (),
     ) -> Options:
         """Return the options with the compositions that there are, and the clusters that wait for one.
 
-        `frozen` are clusters that follow other compositions now: they are not planned.
+        `frozen` are clusters that follow other compositions now: they are not planned. `excess` are the machines that
+        the last decision left without use.
         """
         self._frozen = frozen
         if not says_pods(demand):
@@ -150,7 +162,7 @@ class CompositionPlans:
         await self._follow_created(view)
         self._drop_sold_out(options.sold_out)
         stale = self._stale(by_cluster)
-        tight = self._to_tighten(by_cluster)
+        tight = self._to_tighten(by_cluster, excess)
         if self._workers is not None:
             await self._hand_over(view, demand, by_cluster, options, stale, tight)
         elif stale:
@@ -295,22 +307,25 @@ class CompositionPlans:
         was_tried = plan.tight_tried is not None and plan.tight_tried[0] is rows
         return plan.is_tight and not plan.is_short and not was_tried and is_alike(plan.rows or (), rows)
 
-    def _to_tighten(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> dict[str, tuple[Machine, ...]]:
-        """Return the clusters to plan without offers, and the empty machines that each is planned without."""
+    def _to_tighten(self, by_cluster: Mapping[str, tuple[Need, ...]], excess: Iterable[Machine]) -> dict[str, _Without]:
+        """Return the clusters to plan without offers, and the machines that each is planned without."""
         empty = self._empty_nodes.due()
+        known = {*empty, *(name for name, plan in self._plans.items() if plan.is_tight)}
+        excess_of = _by_cluster(excess, known) if known else {}
         now_seconds = self._clock.monotonic_seconds()
         found = {}
         for cluster, plan in self._plans.items():
-            rows, machines = by_cluster[cluster], tuple(empty.get(cluster, ()))
+            rows, going = by_cluster[cluster], set(_ids(excess_of.get(cluster, ())))
+            machines = tuple(machine for machine in empty.get(cluster, ()) if machine.id not in going)
             is_wanted = bool(machines) if plan.rows is rows else self._stays_tight(plan, rows)
             if not is_wanted or plan.target is None or plan.pending is not None or cluster in self._frozen:
                 continue
             if plan.is_short or any(row.waiting for row in rows):
                 self._empty_nodes.disturbed(cluster)
             elif now_seconds >= plan.tight_from_seconds and plan.tight_tried != (rows, _ids(machines)):
-                found[cluster] = machines
-        going = [machine for name, machines in empty.items() if self._is_tightened(name, found) for machine in machines]
-        self._left_out = frozenset(machine.id for machine in going)
+                found[cluster] = _Without(empty=machines, excess=tuple(excess_of.get(cluster, ())))
+        tightened = [machines for name, machines in empty.items() if self._is_tightened(name, found)]
+        self._left_out = frozenset(machine.id for machines in tightened for machine in machines)
         return found
 
     def _is_tightened(self, cluster: str, found: Collection[str]) -> bool:
@@ -365,13 +380,13 @@ class CompositionPlans:
         demand: Sequence[Need],
         by_cluster: Mapping[str, tuple[Need, ...]],
         options: Options,
-        tight: Mapping[str, tuple[Machine, ...]],
+        tight: Mapping[str, _Without],
     ) -> None:
         problems = await self._problems(view, demand, options, tight)
-        for cluster, machines in tight.items():
+        for cluster, without in tight.items():
             asked = problems.get(cluster)
             if asked is not None:
-                await self._plan(cluster, by_cluster[cluster], asked, machines)
+                await self._plan(cluster, by_cluster[cluster], asked, without)
 
     async def _hand_over(
         self,
@@ -380,7 +395,7 @@ class CompositionPlans:
         by_cluster: Mapping[str, tuple[Need, ...]],
         options: Options,
         stale: Sequence[str],
-        tight: Mapping[str, tuple[Machine, ...]],
+        tight: Mapping[str, _Without],
     ) -> None:
         """Give the workers as many clusters as they have room for; the others wait for the next cycle."""
         workers = self._workers
@@ -390,12 +405,12 @@ class CompositionPlans:
         effort = THOROUGH if len(chosen) == len(ready) else DEFAULT
         problems = await self._problems(view, demand, options, chosen)
         for cluster in chosen:
-            asked, machines = problems.get(cluster), tight.get(cluster)
+            asked, without = problems.get(cluster), tight.get(cluster)
             if asked is None:
                 self._keep(cluster, by_cluster[cluster], None)
                 continue
             self._plans[cluster].pending, self._plans[cluster].changed = by_cluster[cluster], []
-            planning = self._plan(cluster, by_cluster[cluster], asked, machines, effort)
+            planning = self._plan(cluster, by_cluster[cluster], asked, without, effort)
             task = asyncio.create_task(planning, name=f"plan of {cluster}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -422,17 +437,17 @@ class CompositionPlans:
         cluster: str,
         rows: tuple[Need, ...],
         asked: ClusterProblem,
-        empty: tuple[Machine, ...] | None,
+        without: _Without | None,
         effort: Effort = DEFAULT,
     ) -> None:
-        """Plan a cluster; `empty` are the machines that a tight composition leaves out, None for any other."""
+        """Plan a cluster, `without` the machines that a tight composition leaves out; None for any other."""
         target, outcome = None, "made"
-        if empty is not None:
-            asked = without_offers(asked, Counter(class_key(machine) for machine in empty))
-            self._plans[cluster].tight_tried = (rows, _ids(empty))
+        if without is not None:
+            asked = without_offers(asked, Counter(map(class_key, (*without.empty, *without.excess))))
+            self._plans[cluster].tight_tried = (rows, _ids(without.empty))
         try:
             answer = await self._answer(asked.problem, effort)
-            target = target_of(asked, answer) if empty is None else target_of_held(asked, answer)
+            target = target_of(asked, answer) if without is None else target_of_held(asked, answer)
         except asyncio.CancelledError:
             raise
         except ProblemFault:
@@ -448,13 +463,13 @@ class CompositionPlans:
             plan = self._plans.get(cluster)
         if plan is not None:
             plan.pending, plan.changed = None, []
-        if empty is None:
+        if without is None:
             self._metrics.plans.labels(outcome).inc()
             if plan is not None:
                 self._keep(cluster, rows, target)
                 self._wake()
         elif plan is not None:
-            self._keep_tight(cluster, rows, target, len(empty))
+            self._keep_tight(cluster, rows, target, len(without.empty))
 
     def _keep(self, cluster: str, rows: tuple[Need, ...], target: Target | None) -> None:
         plan = self._plans[cluster]
@@ -489,6 +504,15 @@ class CompositionPlans:
 
 def _as_created(target: Target, changes: Sequence[ClassChange]) -> Target:
     return with_classes_changed(target, [(change.before, change.after) for change in changes])
+
+
+def _by_cluster(machines: Iterable[Machine], clusters: Set[str]) -> dict[str, list[Machine]]:
+    """Return the machines of some clusters."""
+    found: dict[str, list[Machine]] = {}
+    for machine in machines:
+        if machine.cluster in clusters:
+            found.setdefault(machine.cluster, []).append(machine)
+    return found
 
 
 def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:

@@ -437,7 +437,11 @@ class Shard:
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
         demand, buckets = table.in_list_order(), table.buckets_in_list_order()
         by_cluster, judged = table.by_cluster(), self.publisher.judged()
-        options = await self.exchanges.options_with(snapshot, demand, by_cluster, self._options(snapshot, unjoined))
+        excess, options = (
+            map(self.inventory.get, self.guardrails.excess.since_seconds),
+            self._options(snapshot, unjoined),
+        )
+        options = await self.exchanges.options_with(snapshot, demand, by_cluster, options, excess=filter(None, excess))
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         asked, decision = await self._decide(asked, timer)
         self._has_decided = True

@@ -9,7 +9,7 @@ One exchange of a cluster is under way at a time. All of it is touched by the sh
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -306,14 +306,22 @@ class ExchangeExecution:
     # ---- in a cycle ----------------------------------------------------------------------------------------------
 
     async def options_with(
-        self, view: ColumnSnapshot, demand: Sequence[Need], by_cluster: Mapping[str, tuple[Need, ...]], options: Options
+        self,
+        view: ColumnSnapshot,
+        demand: Sequence[Need],
+        by_cluster: Mapping[str, tuple[Need, ...]],
+        options: Options,
+        *,
+        excess: Iterable[Machine],
     ) -> Options:
         """Follow all exchanges under way; return the options with the target of each cluster, and what leaves.
 
-        Called before each decision.
+        Called before each decision; `excess` are the machines that the last one left without use.
         """
         self._follow_all(by_cluster)
-        options = await self._host.plans.options_with(view, demand, by_cluster, options, self._running.keys())
+        options = await self._host.plans.options_with(
+            view, demand, by_cluster, options, frozen=self._running.keys(), excess=excess
+        )
         if not self._running:
             return options
         # While one is planned, other tasks begin and abandon exchanges.

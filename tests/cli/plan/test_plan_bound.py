@@ -105,7 +105,8 @@ def test_without_scipy_one_line_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
 
     with pytest.raises(
-        UsageFault, match=r"needs scipy, which is not installed; run: python -m pip install 'scipy>=1.15'"
+        UsageFault,
+        match=r"needs scipy, which is not installed; run make setup in a checkout, or pip install 'scipy>=1.15'",
     ):
         bounded([slot("a", 1.0)], [{"agg": {"cpu": "4"}}])
 

@@ -111,5 +111,6 @@ def test_without_boto3_the_package_is_named(tmp_path: Path, monkeypatch: pytest.
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "bigfleet: provider aws needs boto3, which is not installed; run: python -m pip install 'boto3>=1.44,<2'\n"
+        "bigfleet: provider aws needs boto3, which is not installed; "
+        "run make setup in a checkout, or pip install 'boto3>=1.44,<2'\n"
     )

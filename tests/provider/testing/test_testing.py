@@ -93,5 +93,5 @@ def test_it_needs_hypothesis_for_the_state_machine_alone() -> None:
 
     assert done.stderr.splitlines()[-1] == (
         "ImportError: four_edges needs Hypothesis, which is not installed; "
-        "run: python -m pip install 'hypothesis>=6.170'"
+        "run make setup in a checkout, or pip install 'hypothesis>=6.170'"
     )

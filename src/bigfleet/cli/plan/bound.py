@@ -188,6 +188,6 @@ def _solver() -> Any:
         from scipy.optimize import linprog
     except ImportError as error:
         raise UsageFault(
-            "--bound needs scipy, which is not installed; run: python -m pip install 'scipy>=1.15'"
+            "--bound needs scipy, which is not installed; run make setup in a checkout, or pip install 'scipy>=1.15'"
         ) from error
     return linprog

@@ -197,7 +197,8 @@ def _connect(asked: AwsFlags) -> "AwsSession":
         if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
             raise
         raise UsageFault(
-            "provider aws needs boto3, which is not installed; run: python -m pip install 'boto3>=1.44,<2'"
+            "provider aws needs boto3, which is not installed; "
+            "run make setup in a checkout, or pip install 'boto3>=1.44,<2'"
         ) from error
     return AwsSession(region=asked.region, endpoint_url=asked.endpoint_url)
 

@@ -74,6 +74,7 @@ def four_edges(make_provider: "Callable[[], Provider]") -> "type[RuleBasedStateM
         if (error.name or "").partition(".")[0] != "hypothesis":
             raise
         raise ImportError(
-            "four_edges needs Hypothesis, which is not installed; run: python -m pip install 'hypothesis>=6.170'"
+            "four_edges needs Hypothesis, which is not installed; "
+            "run make setup in a checkout, or pip install 'hypothesis>=6.170'"
         ) from error
     return type("FourEdges", (FourEdges,), {"make_provider": staticmethod(make_provider)})

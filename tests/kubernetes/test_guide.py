@@ -38,7 +38,7 @@ def test_the_page_marks_only_what_its_test_knows() -> None:
     assert {block.mark for block in blocks} == MARKS
     assert PAGE.read_text(encoding="utf-8").count("```sh\n") == len(blocks)
     assert set(settings_of(blocks[0])) == {
-        "CLUSTER", "SHARD", "PROVIDER", "REGISTRY", "TAG", "API_SERVER", "CA_CERT_HASH",
+        "CERTS", "STATE", "CLUSTER", "SHARD", "PROVIDER", "REGISTRY", "TAG", "API_SERVER", "CA_CERT_HASH",
     }  # fmt: skip
 
 
@@ -78,7 +78,7 @@ class Reader:
     async def follow(self, block: ShellBlock) -> None:
         """Do what a block says, as its mark says. Raises AssertionError with what was printed."""
         if block.mark == "settings":
-            self.environment.update(own_settings(settings_of(block)))
+            self.environment.update(own_settings(settings_of(block), self.folder.parent))
         elif block.mark == "background":
             for number, command in enumerate(background_commands(block)):
                 self.start(f"background-{number}", ["bash", "-c", f"exec {command}"])
@@ -152,7 +152,7 @@ class Reader:
     @asynccontextmanager
     async def machines(self) -> AsyncIterator[None]:
         """Boot what the provider of the page calls Configured, while the context lasts."""
-        certs = self.folder / "certs"
+        certs = Path(self.environment["CERTS"])
         paths = TlsPaths(certificate=certs / "readonly.crt", key=certs / "readonly.key", authority=certs / "ca.crt")
         provider = GrpcProvider(self.environment["PROVIDER"], clock=SystemClock(), tls=TlsFiles(paths))
         nodes: dict[str, FakeNode] = {}
@@ -180,10 +180,10 @@ def _write_command(path: Path, line: str) -> None:
     path.chmod(0o755)
 
 
-def own_settings(page: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings of the page with addresses of this machine."""
+def own_settings(page: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return the settings of the page with addresses of this machine, and a folder as home directory."""
     return {
-        **page,
+        **{name: value.replace("$HOME", str(folder)) for name, value in page.items()},
         "CLUSTER": CLUSTER,
         "SHARD": f"127.0.0.1:{free_port()}",
         "PROVIDER": f"127.0.0.1:{free_port()}",

@@ -310,6 +310,11 @@ def run(state: Path, *arguments: str) -> None:
     command.main(["admin", "--state", str(state), *arguments], "bigfleet provider", standalone_mode=False)
 
 
+def test_a_state_that_no_machine_is_recovered_to_is_a_wrong_call_and_reaches_no_provider(tmp_path: Path) -> None:
+    with pytest.raises(UsageFault, match="--to: 'Ready' is unknown; choose speculative, idle, configured"):
+        run(tmp_path / "none.db", "recover", SLOT, "--to", "Ready")
+
+
 class Served:
     """A provider with its admin socket, on a loop of its own."""
 

@@ -53,6 +53,20 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def test_a_method_with_a_wrong_signature_ends_the_start_with_one_line(tmp_path: Path) -> None:
+    program = tmp_path / "wrong.py"
+    program.write_text(TOY.replace("def drain(self, machine, grace_seconds, op)", "def drain(self, machine)"))
+
+    done = subprocess.run(
+        [sys.executable, str(program), "--state", "s.db", "--metrics-addr", "off"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("wrong.py: Toy.drain must be callable as drain(self, machine, grace_seconds, op): ")
+
+
 def started(toy: Path, *arguments: str, cwd: Path) -> subprocess.Popen[bytes]:
     with (cwd / "log").open("ab") as log:
         return subprocess.Popen([sys.executable, str(toy), *arguments], cwd=cwd, stdout=log, stderr=log)

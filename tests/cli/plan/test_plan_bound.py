@@ -104,7 +104,10 @@ def test_a_machine_of_unbounded_price_has_no_bound() -> None:
 def test_without_scipy_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
 
-    with pytest.raises(UsageFault, match=r"needs scipy, which is not installed; run: pip install 'bigfleet\[bound\]'"):
+    with pytest.raises(
+        UsageFault,
+        match=r"needs scipy, which is not installed; run make setup in a checkout, or pip install 'scipy>=1.15'",
+    ):
         bounded([slot("a", 1.0)], [{"agg": {"cpu": "4"}}])
 
 

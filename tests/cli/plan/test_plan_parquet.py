@@ -247,7 +247,9 @@ def test_without_pyarrow_one_line_says_what_to_install(tmp_path: Path, monkeypat
     path = write(tmp_path / "fleet.parquet", {"id": ["a"]})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
-    assert refusal(path) == ": Parquet needs pyarrow, which is not installed; run: pip install 'bigfleet[parquet]'"
+    assert refusal(path) == (
+        ": Parquet needs pyarrow, which is not installed; run make setup in a checkout, or pip install 'pyarrow>=21'"
+    )
 
 
 def test_the_process_refuses_in_one_line_without_a_traceback(tmp_path: Path) -> None:

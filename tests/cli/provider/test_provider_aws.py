@@ -110,4 +110,7 @@ def test_without_boto3_the_package_is_named(tmp_path: Path, monkeypatch: pytest.
     done = run_here("provider", "aws", *(f"{name}={value}" for name, value in RIGHT.items()), cwd=tmp_path)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "bigfleet: provider aws needs boto3: python -m pip install 'bigfleet[aws]'\n"
+    assert done.stderr == (
+        "bigfleet: provider aws needs boto3, which is not installed; "
+        "run make setup in a checkout, or pip install 'boto3>=1.44,<2'\n"
+    )

@@ -46,4 +46,4 @@ def test_without_the_binding_the_command_names_the_package(tmp_path: Path, monke
     flags = ("--state", "s.db", "--hosts", "hosts.yaml", "--bootstrap", "agent")
     done = run_here("provider", "libvirt", *flags, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "python -m pip install 'bigfleet[libvirt]'" in done.stderr
+    assert "run make libvirt in a checkout, or pip install 'libvirt-python>=10'" in done.stderr

@@ -23,6 +23,7 @@ from tools.fetch_helm import program_path
 PAGE = ROOT / "docs" / "helm-guide.md"
 CLUSTERS = ("blue", "green", "red")
 SHARD = "shard-0.example.com:7780"
+CERTS = "$HOME/bigfleet-certs"
 #: Those of the page have room for the pods of BigFleet, and for none of the pods that it creates.
 OWN_CPUS = {"blue": "2", "green": "500m", "red": "500m"}
 _FENCE = re.compile(r"(?:<!-- test: (?P<mark>[a-z]+) -->\n)?```(?P<language>\w+)\n(?P<content>.*?)^```$", re.M | re.S)
@@ -57,15 +58,17 @@ class Reader:
         kubeconfig.write_text(
             json.dumps(_merged({name: each.plane.admin_kubeconfig for name, each in clusters.items()}))
         )
+        self.certs = folder / "bigfleet-certs"
         self._terminal = Terminal(
-            folder, {"KUBECONFIG": str(kubeconfig)}, here=lambda text: text.replace(SHARD, "127.0.0.1:7780")
+            folder,
+            {"KUBECONFIG": str(kubeconfig)},
+            here=lambda text: text.replace(SHARD, "127.0.0.1:7780").replace(CERTS, str(self.certs)),
         )
         self.pods = PodsAsProcesses(clusters, own, folder / "pods", shard=self._terminal.here(SHARD))
         #: Commands that charts have printed and that were not run yet.
         self._advice: list[str] = []
         self._exported = folder / "exported"
         self._exported.touch()
-        self.certs = self._terminal.folder / "certs"
         shutil.copytree(CHARTS, self._terminal.folder / "deploy" / "charts")
         shutil.copytree(ROOT / "deploy" / "crds", self._terminal.folder / "deploy" / "crds")
 
@@ -91,7 +94,7 @@ class Reader:
     async def take_advice(self) -> None:
         """Run the commands that charts printed since the last time, where their certificates are."""
         while self._advice:
-            await self._prints(f"(cd certs && {self._advice.pop(0)})", "…")
+            await self._prints(f'(cd "$CERTS" && {self._advice.pop(0)})', "…")
 
     async def _prints(self, command: str, shown: str) -> None:
         said = ""

@@ -115,7 +115,7 @@ def annotated_pod(penalty: str) -> PodObject:
 def test_an_annotation_states_no_more_than_the_maximum(
     maximum: str | None, stated: str, penalty: str, is_cut: bool
 ) -> None:
-    """Any creator of pods can set it, and a machine with a penalty above $8,388,608 is never preempted."""
+    """Any creator of pods can set it, and machines with a high penalty are preempted after others."""
     defaults = PenaltyDefaults({"high": ClassPenalties(reclamation_penalty="5000")}, annotated_max=maximum)
     mapping = map_pod(annotated_pod(stated), defaults=defaults)
 

@@ -65,8 +65,8 @@ class Careless(FakeBackend):
         (untyped_host(ref="h", labels={7: "rack"}), "labels[7] is 'rack'; key and value must be text"),
         (untyped_host(ref="h", labels=("rack",)), "labels is ('rack',), it must be a map of text to text"),
         (untyped_host(ref="h", resources={"cpu": 8}), "resources['cpu'] is 8; key and value must be text"),
-        (untyped_host(ref="h", price_usd_per_hour="0.4"), "price_per_hour is '0.4', it must be a number"),
-        (untyped_host(ref="h", price_usd_per_hour=True), "price_per_hour is True, it must be a number"),
+        (untyped_host(ref="h", price_usd_per_hour="0.4"), "price_usd_per_hour is '0.4', it must be a number"),
+        (untyped_host(ref="h", price_usd_per_hour=True), "price_usd_per_hour is True, it must be a number"),
     ],
 )
 async def test_a_host_that_no_record_takes_fails_its_create_and_no_other(

@@ -92,5 +92,6 @@ def test_it_needs_hypothesis_for_the_state_machine_alone() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: four_edges needs Hypothesis: python -m pip install 'bigfleet[testkit]'"
+        "ImportError: four_edges needs Hypothesis, which is not installed; "
+        "run make setup in a checkout, or pip install 'hypothesis>=6.170'"
     )

@@ -187,5 +187,7 @@ def _solver() -> Any:
     try:
         from scipy.optimize import linprog
     except ImportError as error:
-        raise UsageFault("--bound needs scipy, which is not installed; run: pip install 'bigfleet[bound]'") from error
+        raise UsageFault(
+            "--bound needs scipy, which is not installed; run make setup in a checkout, or pip install 'scipy>=1.15'"
+        ) from error
     return linprog

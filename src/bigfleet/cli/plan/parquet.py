@@ -91,6 +91,7 @@ def _pyarrow(path: Path) -> tuple[Any, Any]:
         from pyarrow import parquet
     except ImportError as error:
         raise UsageFault(
-            f"{path}: Parquet needs pyarrow, which is not installed; run: pip install 'bigfleet[parquet]'"
+            f"{path}: Parquet needs pyarrow, which is not installed; "
+            "run make setup in a checkout, or pip install 'pyarrow>=21'"
         ) from error
     return pyarrow, parquet

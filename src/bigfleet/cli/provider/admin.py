@@ -49,6 +49,10 @@ def recover(
     ] = False,
 ) -> None:
     """Set the state of a FAILED machine to what you have found."""
+    from bigfleet.provider.kit.administration import TARGETS
+
+    if to not in TARGETS:
+        raise UsageFault(f"--to: {to!r} is unknown; choose {', '.join(TARGETS)}")
     body = {"machine_id": machine_id, "to": to, "confirm_out_of_service": confirm_out_of_service}
     _show(context, _ask(context, "recover", body), _recovered_table)
 

@@ -1,6 +1,6 @@
 """Defines `bigfleet provider aws`: a provider of EC2 instances.
 
-docs/spec/aws-provider.md. boto3 comes with `bigfleet[aws]`; only this command imports it. What AWS would refuse is
+docs/spec/aws-provider.md. boto3 comes with the extra `aws`; only this command imports it. What AWS would refuse is
 reported before the state file is opened.
 """
 
@@ -196,7 +196,10 @@ def _connect(asked: AwsFlags) -> "AwsSession":
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("boto3", "botocore"):
             raise
-        raise UsageFault("provider aws needs boto3: python -m pip install 'bigfleet[aws]'") from error
+        raise UsageFault(
+            "provider aws needs boto3, which is not installed; "
+            "run make setup in a checkout, or pip install 'boto3>=1.44,<2'"
+        ) from error
     return AwsSession(region=asked.region, endpoint_url=asked.endpoint_url)
 
 

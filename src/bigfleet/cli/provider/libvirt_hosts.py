@@ -74,8 +74,8 @@ def libvirt_hosts(
     _read_hosts(asked)
     if importlib.util.find_spec("libvirt") is None:
         raise UsageFault(
-            "libvirt's Python binding is not installed: python -m pip install 'bigfleet[libvirt]'; it is built with"
-            " the package libvirt-dev, a C compiler and pkg-config"
+            "libvirt's Python binding is not installed; run make libvirt in a checkout, or "
+            "pip install 'libvirt-python>=10'; it is built with the package libvirt-dev, a C compiler and pkg-config"
         )
     serve(flags, functools.partial(open_libvirt, asked=asked), name="libvirt")
 

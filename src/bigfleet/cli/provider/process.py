@@ -42,6 +42,7 @@ from bigfleet.provider.inventory.offers import Offers, seed_offers
 from bigfleet.provider.kit.core import CapacityCore
 from bigfleet.provider.kit.options import CoreOptions
 from bigfleet.provider.metrics import ProviderMetrics
+from bigfleet.provider.operations.invoke import BackendFault
 from bigfleet.provider.records.kinds import Kind
 from bigfleet.provider.records.refusal import OfferingsRefused, StartRefused
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
@@ -92,6 +93,8 @@ async def _serve_process(process: ProviderProcessSettings, options: CoreOptions,
         return await serve_substrate(process, options, substrate, store)
     except OfferingsRefused as refused:
         raise UsageFault(f"--offerings {process.offerings_path}: {refused}") from refused
+    except BackendFault as fault:
+        raise RunFault(str(fault)) from fault
     finally:
         store.close()
         substrate.close()

@@ -34,7 +34,8 @@ _CAPACITY_TYPES: Final = {
 }
 _REQUIRED: Final = ("instance_type", "zone", "count")
 _MAPS: Final = ("resources", "allocatable", "labels")
-_NUMBERS: Final = ("price_per_hour", "interruption_probability")
+_PRICE: Final = "price_per_hour"
+_NUMBERS: Final = (_PRICE, "interruption_probability")
 _KEYS: Final = frozenset({*_REQUIRED, "capacity_type", *_MAPS, *_NUMBERS, "fixed"})
 
 
@@ -170,8 +171,8 @@ def _value_faults(
 ) -> list[tuple[str, Fault]]:
     """Return what is wrong with the values but those of `unreadable` keys."""
     found: list[tuple[str, Fault | None]] = []
-    if not unreadable & {"price_per_hour", "capacity_type"}:
-        found.append(("price_per_hour", price_fault(float(entry.get("price_per_hour", 0.0)), capacity_type)))
+    if not unreadable & {_PRICE, "capacity_type"}:
+        found.append((_PRICE, price_fault(float(entry.get(_PRICE, 0.0)), capacity_type, _PRICE)))
     if not unreadable & {"interruption_probability", "capacity_type"}:
         probability = float(entry.get("interruption_probability", 0.0))
         found.append(("interruption_probability", probability_fault(probability, capacity_type)))
@@ -190,7 +191,7 @@ def _value_faults(
 
 def _id_faults(offering: Offering) -> list[tuple[str, Fault]]:
     longest = offering.slot(max(0, offering.count - 1))
-    fault = facts_fault(longest)
+    fault = facts_fault(longest, price_key=_PRICE)
     return [("instance_type", fault)] if fault is not None and fault.reason is Reason.ID else []
 
 
@@ -210,7 +211,7 @@ def _offering(entry: Mapping[str, Any], capacity_type: CapacityType, provider: s
             resources=intern_map(resources if resources is not None else allocatable or {}),
             allocatable=intern_map(allocatable if allocatable is not None else resources or {}),
             labels=intern_map(entry.get("labels", {})),
-            price_usd_per_hour=float(entry.get("price_per_hour", 0.0)),
+            price_usd_per_hour=float(entry.get(_PRICE, 0.0)),
             interruption_probability=float(entry.get("interruption_probability", 0.0)),
             fixed=entry.get("fixed", False),
         ),

@@ -58,6 +58,10 @@ BACKEND_THREADS = "backend"
 _COROUTINES_MAX = 1000
 
 
+class BackendFault(TypeError):
+    """The author's backend or readiness cannot be called; the text names the method and its signature."""
+
+
 class DeadlinePassed(Exception):
     """The call did not end in its time; it was cancelled and is not awaited."""
 
@@ -98,7 +102,7 @@ class BackendAdapter:
         provider: str | None = None,
         on_stray_ended: Callable[[str], None] = lambda _machine_id: None,
     ) -> None:
-        """Raises TypeError naming the method that cannot be called. `provider` None is the backend's own name.
+        """Raises BackendFault naming the method that cannot be called. `provider` None is the backend's own name.
 
         `on_stray_ended` is called with a machine's id when its last stray thread ended.
         """
@@ -110,7 +114,7 @@ class BackendAdapter:
         if not isinstance(readiness, ConfigureWaits):
             _check_signature(readiness, "ready")
         if not backend.provider:
-            raise TypeError(f"{type(backend).__name__}.provider is empty; it names who runs the hosts")
+            raise BackendFault(f"{type(backend).__name__}.provider is empty; it names who runs the hosts")
         self.backend = backend
         self.readiness = readiness
         self.deletes: Deletes | None = backend if isinstance(backend, Deletes) else None
@@ -261,11 +265,11 @@ def _check_signature(owner: object, name: str) -> None:
     method = getattr(owner, name, None)
     expected = ", ".join(("self", *_SIGNATURES[name]))
     if not callable(method):
-        raise TypeError(f"{type(owner).__name__} has no method {name}({expected})")
+        raise BackendFault(f"{type(owner).__name__} has no method {name}({expected})")
     try:
         inspect.signature(method).bind(*_SIGNATURES[name])
     except TypeError as error:
-        raise TypeError(f"{type(owner).__name__}.{name} must be callable as {name}({expected}): {error}") from error
+        raise BackendFault(f"{type(owner).__name__}.{name} must be callable as {name}({expected}): {error}") from error
 
 
 async def within(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType
@@ -46,6 +46,8 @@ def _fields_of(owner: type[Slot] | type[Host], kind: object) -> tuple[str, ...]:
 
 _SLOT_TEXTS = _fields_of(Slot, str)
 _EXISTING_HOST_TEXTS = _fields_of(ExistingHost, str)
+#: Name of a price in the facts of a backend.
+PRICE_KEY: Final = "price_usd_per_hour"
 _HOST_TEXTS = _fields_of(Host, str)
 #: Of a host as well, where None leaves them as the slot has them.
 _MAPS = _fields_of(Slot, Mapping[str, str])
@@ -154,7 +156,7 @@ def _named_text_fault(owner: object, texts: Iterable[str], maps: Iterable[str]) 
     return None
 
 
-def facts_fault(facts: Slot) -> Fault | None:
+def facts_fault(facts: Slot, *, price_key: str = PRICE_KEY) -> Fault | None:
     """Return the first broken rule of a slot or host of which `type_fault` found none, or None."""
     if not _ID.fullmatch(facts.id):
         return Fault(Reason.ID, f"id {facts.id[:260]!r} is not 1 to 253 characters of A-Za-z0-9._:/@-")
@@ -166,21 +168,21 @@ def facts_fault(facts: Slot) -> Fault | None:
     if isinstance(facts, ExistingHost) and not facts.host_ref:
         return Fault(Reason.MISSING, "host_ref is empty")
     return (
-        price_fault(facts.price_usd_per_hour, facts.capacity_type)
+        price_fault(facts.price_usd_per_hour, facts.capacity_type, price_key)
         or probability_fault(facts.interruption_probability, facts.capacity_type)
         or labels_fault(facts.labels)
         or shape_fault(facts.resources, facts.allocatable)
     )
 
 
-def price_fault(usd_per_hour: float, capacity_type: CapacityType) -> Fault | None:
-    """Return what is wrong with a price, or None."""
+def price_fault(usd_per_hour: float, capacity_type: CapacityType, key: str = PRICE_KEY) -> Fault | None:
+    """Return what is wrong with a price, or None; `key` is what its author calls it."""
     if not is_number(usd_per_hour):
-        return Fault(Reason.PRICE, f"price_per_hour is {usd_per_hour!r:.64}, it must be a number")
+        return Fault(Reason.PRICE, f"{key} is {usd_per_hour!r:.64}, it must be a number")
     if not math.isfinite(usd_per_hour) or usd_per_hour < 0:
-        return Fault(Reason.PRICE, f"price_per_hour is {usd_per_hour}, it must be finite and not negative")
+        return Fault(Reason.PRICE, f"{key} is {usd_per_hour}, it must be finite and not negative")
     if usd_per_hour == 0 and capacity_type is not CapacityType.BARE_METAL:
-        return Fault(Reason.PRICE, f"price_per_hour is 0, which only bare metal may have, not {capacity_type.label}")
+        return Fault(Reason.PRICE, f"{key} is 0, which only bare metal may have, not {capacity_type.label}")
     return None
 
 

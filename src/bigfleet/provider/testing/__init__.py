@@ -73,5 +73,8 @@ def four_edges(make_provider: "Callable[[], Provider]") -> "type[RuleBasedStateM
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "hypothesis":
             raise
-        raise ImportError("four_edges needs Hypothesis: python -m pip install 'bigfleet[testkit]'") from error
+        raise ImportError(
+            "four_edges needs Hypothesis, which is not installed; "
+            "run make setup in a checkout, or pip install 'hypothesis>=6.170'"
+        ) from error
     return type("FourEdges", (FourEdges,), {"make_provider": staticmethod(make_provider)})

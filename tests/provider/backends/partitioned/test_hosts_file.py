@@ -88,7 +88,7 @@ def test_a_bad_file_is_refused_naming_owner_and_key(change: Callable[[Body], Non
 def test_a_price_below_zero_or_none_where_it_would_win_everything_is_refused() -> None:
     body = plain()
     body["bigfleet"]["groups"]["g"]["intervals"][1]["price_usd_per_hour"] = -1
-    with pytest.raises(HostsFault, match=r"^bigfleet\.groups\.g\.intervals\[1\]: price_per_hour is -1"):
+    with pytest.raises(HostsFault, match=r"^bigfleet\.groups\.g\.intervals\[1\]: price_usd_per_hour is -1"):
         fleet(body)
     body = plain()
     body["bigfleet"]["groups"]["g"]["capacity_type"] = "reserved"

@@ -102,7 +102,7 @@ def build_fleet(world: CloudWorld, catalogue: Mapping[str, InstanceType], provid
     for number, pool in enumerate(pools):
         place = f"pools[{number}]"
         shape = _PoolShape.of(pool, place, catalogue.get(pool.instance_type), world.region)
-        fault = facts_fault(_with_any_price(shape.offer(0, provider, "rack")))
+        fault = facts_fault(_with_any_price(shape.offer(0, provider, "rack")), price_key="price_per_hour")
         if fault is not None:
             raise WorldFault(f"{place}: {fault.text}")
         market = _market(shape.template)

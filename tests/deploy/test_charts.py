@@ -94,6 +94,7 @@ def test_helm_has_nothing_to_say_of_a_chart(chart: str) -> None:
         ("bigfleet-provider", "serviceAccount.annotation.a=b", "additional properties 'annotation' not allowed"),
         ("bigfleet-provider", "envFrom[0].secret.name=a", "additional properties 'secret' not allowed"),
         ("bigfleet-provider", "envFrom[0].secretRef.optional=true", "missing property 'name'"),
+        ("bigfleet-provider", "backend={libvirt}", "libvirt: the pod has neither libvirt's client library nor keys"),
         ("bigfleet-provider", "persistence.enable=false", "additional properties 'enable' not allowed"),
         ("bigfleet-provider", "tls.secret=x", "additional properties 'secret' not allowed"),
         ("bigfleet-provider", CERT_MANAGER, "at '/tls/certManager/issuer/name'"),

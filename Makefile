@@ -111,7 +111,7 @@ release-check: $(STAMP) $(if $(filter 0,$(BIGFLEET_REQUIRE_LIBVIRT)),,$(LIBVIRT)
 	@for chart in build/release/charts/*.tgz; do tar -xzf "$$chart" -C $(RELEASED)/charts || exit 1; done
 	@$(BIN)/python -m pytest -n 0 tests/libvirt/test_installed_wheel.py tests/release/test_installed_release.py tests/deploy/test_image.py \
 	  tests/deploy/test_image_contents.py tests/deploy/test_systemd_units.py tests/deploy/test_charts.py \
-	  tests/deploy/test_chart_schemas.py tests/kubernetes/charts $(ARGS)
+	  tests/deploy/test_chart_schemas.py tests/deploy/chart_values tests/kubernetes/charts $(ARGS)
 
 # Without the program these tests are skipped, unless BIGFLEET_REQUIRE_KUBERNETES=1. Three workers, each with control
 # planes of its own: on two cores two workers leave a third of the processor time unused. A plane takes 700 MB. The files begin

@@ -4,6 +4,7 @@ The keywords are those that the schemas of deploy/charts use. A keyword or a pat
 so that nothing new stays without a violation.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,11 @@ PATTERNS: Final = {
     r"^[1-9][0-9]*(Mi|Gi|Ti)$": ("1Gi", "10"),
     r"^[1-9][0-9]*h$": ("1h", "0h"),
     r"^[A-Za-z0-9._-]{1,253}$": ("a.yaml", "a/b"),
+    r"^\S{1,253}$": ("team-*", "a b"),
+    r"^([0-9]|[1-9][0-9]|100)%$": ("50%", "101%"),
+    r"^(unlimited|-?[0-9]{1,10})$": ("unlimited", "many"),
+    r"^(unlimited|[0-9]{1,10})$": ("unlimited", "-1"),
+    r"^(unlimited|[0-9]{1,12}(\.[0-9]{1,6})?)$": ("12.5", "$12"),
     r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$": ("1s", "soon"),
     r"^--[a-z][a-z-]*(=.*)?$": ("--a=b", "-x"),
     r"^(etcd://.+)?$": ("etcd://a", "sqlite:///a"),
@@ -168,7 +174,7 @@ def _refused(keyword: str, argument: Any) -> tuple[Any, str]:
         case "minLength":
             return "a" * (argument - 1), f"minLength: got {argument - 1}, want {argument}"
         case "minimum":
-            return argument - 1, f"minimum: got {argument - 1}, want {argument}"
+            return argument - 1, f"minimum: got {_printed(argument - 1)}, want {_printed(argument)}"
         case "maximum":
             return argument + 1, f"maximum: got {_printed(argument + 1)}, want {_printed(argument)}"
         case "minItems":
@@ -181,10 +187,12 @@ def _refused(keyword: str, argument: Any) -> tuple[Any, str]:
 
 def _printed(number: int) -> str:
     """Return a pattern of a number as helm prints it: with separators, and a large one as a float."""
-    if number < 1_000_000:
+    if abs(number) < 1_000_000:
         return f"{number:,}"
-    mantissa, _, exponent = f"{number:.9e}".partition("e+")
-    return f"{mantissa}×10{exponent.translate(str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹'))}".replace(".", r"\.")
+    sign, digits = "-" * (number < 0), str(abs(number))
+    mantissa = f"{digits[0]}.{digits[1:]}".rstrip("0").rstrip(".")
+    exponent = f"{len(digits) - 1:02}".translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return re.escape(f"{sign}{mantissa}×10{exponent}")
 
 
 def _other_type(kinds: Sequence[str]) -> Any:

@@ -79,6 +79,12 @@ def test_helm_has_nothing_to_say_of_a_chart(chart: str) -> None:
         ("bigfleet", "coordinator.store=sqlite:///x", "at '/coordinator/store'"),
         ("bigfleet", "coordinator.replicas=0", "at '/coordinator/replicas'"),
         ("bigfleet", "coordinator.enabled=true,coordinator.replicas=2", "several replicas need coordinator.store"),
+        ("bigfleet", "clusterPolicy=clusters", "at '/clusterPolicy': got string, want object"),
+        ("bigfleet", "clusterPolicy={a}", "at '/clusterPolicy': got array, want object"),
+        ("bigfleet", "clusterPolicy.cluster.a.rows_max=1", "additional properties 'cluster' not allowed"),
+        ("bigfleet", "clusterPolicy.clusters.a.rows=1", "additional properties 'rows' not allowed"),
+        ("bigfleet", "clusterPolicy.clusters.a.penalty_max=3", "at '/clusterPolicy/clusters/a/penalty_max'"),
+        ("bigfleet", "alerts.kind=Rule", "at '/alerts/kind'"),
         ("bigfleet", "image.tag=", "at '/image/tag'"),
         ("bigfleet", "image.pullPolicy=Sometimes", "at '/image/pullPolicy'"),
         ("bigfleet", CERT_MANAGER, "at '/tls/certManager/issuer/name'"),
@@ -86,6 +92,10 @@ def test_helm_has_nothing_to_say_of_a_chart(chart: str) -> None:
         ("bigfleet-provider", "backend=null", "missing property 'backend'"),
         ("bigfleet-provider", "backends={x}", "additional properties 'backends' not allowed"),
         ("bigfleet-provider", "files.a=1", "at '/files/a'"),
+        ("bigfleet-provider", "serviceAccount.annotation.a=b", "additional properties 'annotation' not allowed"),
+        ("bigfleet-provider", "envFrom[0].secret.name=a", "additional properties 'secret' not allowed"),
+        ("bigfleet-provider", "envFrom[0].secretRef.optional=true", "missing property 'name'"),
+        ("bigfleet-provider", "backend={libvirt}", "libvirt: the pod has neither libvirt's client library nor keys"),
         ("bigfleet-provider", "persistence.enable=false", "additional properties 'enable' not allowed"),
         ("bigfleet-provider", "tls.secret=x", "additional properties 'secret' not allowed"),
         ("bigfleet-provider", CERT_MANAGER, "at '/tls/certManager/issuer/name'"),
@@ -266,6 +276,30 @@ def test_alerts_dashboard_and_definitions_are_the_files_of_deploy() -> None:
             del found["metadata"]["annotations"]
     files = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in (ROOT / "deploy/crds").iterdir()]
     assert by_name(definitions) == by_name(files)
+
+
+@needs_helm
+@pytest.mark.parametrize("kind", ["ConfigMap", "PrometheusRule"])
+def test_both_kinds_of_alerts_hold_exactly_the_rules_of_deploy(kind: str) -> None:
+    """Prometheus Operator reads no ConfigMap: it selects PrometheusRules by their labels."""
+    words = ("--set", f"alerts.enabled=true,alerts.kind={kind},alerts.labels.release=prometheus")
+    found = by_name(rendered("bigfleet", (*ACCEPTED["bigfleet"], *words)))
+    (name,) = [each for each in found if each[2] == "bigfleet-alerts"]
+    alerts = found[name]
+    content = yaml.safe_load(alerts["data"]["bigfleet-alerts.yaml"]) if kind == "ConfigMap" else alerts["spec"]
+
+    assert name == (kind, NAMESPACE, "bigfleet-alerts")
+    assert alerts["apiVersion"] == {"ConfigMap": "v1", "PrometheusRule": "monitoring.coreos.com/v1"}[kind]
+    assert alerts["metadata"]["labels"] == {"release": "prometheus"}
+    assert content == yaml.safe_load((ROOT / "deploy/prometheus/bigfleet-alerts.yaml").read_text(encoding="utf-8"))
+    assert sum(len(group["rules"]) for group in content["groups"]) > 50
+
+
+@needs_helm
+def test_values_of_an_older_chart_make_a_config_map_of_alerts() -> None:
+    words = ("--set", "alerts.enabled=true,alerts.kind=null,alerts.labels=null")
+
+    assert ("ConfigMap", NAMESPACE, "bigfleet-alerts") in by_name(rendered("bigfleet", (*ACCEPTED["bigfleet"], *words)))
 
 
 @needs_helm

@@ -149,11 +149,13 @@ def test_a_lower_term_never_replaces_a_higher_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.rule("shard 1/19")
-def test_the_base_of_a_file_is_asked_of_a_new_one_alone(tmp_path: Path) -> None:
-    opened(tmp_path, new_file_owns=Base.DOMAINS).close()
+@pytest.mark.parametrize(("first", "later"), [(Base.DOMAINS, Base.ALL), (Base.ALL, Base.DOMAINS)])
+def test_the_base_of_a_file_is_asked_of_a_new_one_alone(tmp_path: Path, first: Base, later: Base) -> None:
+    """So a chart may add --ownership=assigned to shards that run."""
+    opened(tmp_path, new_file_owns=first).close()
 
-    with opened(tmp_path, new_file_owns=Base.ALL) as state_file:
-        assert state_file.ownership.owned.base is Base.DOMAINS
+    with opened(tmp_path, new_file_owns=later) as state_file:
+        assert state_file.ownership.owned.base is first
 
 
 @pytest.mark.rule("shard 2/12")

@@ -435,13 +435,10 @@ class Shard:
         bounded = ((cluster, self.waiting_growth.reported(cluster, found)) for cluster, found in limited)
         self.intake.replace_rows(bounded, computed_at_unix_nanos)
         self.intake.replace_rows(self.waiting_growth.moved(), computed_at_unix_nanos)
-        demand, buckets = table.in_list_order(), table.buckets_in_list_order()
-        by_cluster, judged = table.by_cluster(), self.publisher.judged()
-        excess, options = (
-            map(self.inventory.get, self.guardrails.excess.since_seconds),
-            self._options(snapshot, unjoined),
-        )
-        options = await self.exchanges.options_with(snapshot, demand, by_cluster, options, excess=filter(None, excess))
+        demand, buckets, by_cluster = table.in_list_order(), table.buckets_in_list_order(), table.by_cluster()
+        judged, options = self.publisher.judged(), self._options(snapshot, unjoined)
+        excess = filter(None, map(self.inventory.get, self.guardrails.excess.since_seconds))
+        options = await self.exchanges.options_with(snapshot, demand, by_cluster, options, excess=excess)
         asked = CycleInput(self.cycle, computed_at_unix_nanos, is_timer, snapshot, demand, options)
         asked, decision = await self._decide(asked, timer)
         self._has_decided = True

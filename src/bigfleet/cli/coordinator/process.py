@@ -37,6 +37,7 @@ from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
 from bigfleet.rpc.security.tls import TlsFiles, export_expiry
 from bigfleet.rpc.servers import coordinator as coordinator_server
+from bigfleet.rpc.wire.message_limits import REPORT_BYTES_MAX
 
 #: Calls that have not ended by themselves after this are cut.
 CALL_GRACE_SECONDS = 2.0
@@ -138,7 +139,13 @@ def _grpc_server(
         )
         coordinator_server.add_to_server(servicer, server)
 
-    return GrpcServer(services=(coordinator_server.SERVICE_NAME,), register=register, tls=tls, gate=gate)
+    return GrpcServer(
+        services=(coordinator_server.SERVICE_NAME,),
+        register=register,
+        receive_bytes_max=REPORT_BYTES_MAX,
+        tls=tls,
+        gate=gate,
+    )
 
 
 async def _run_until(stop: asyncio.Event, replica: Replica, server: GrpcServer, clock: SystemClock) -> None:

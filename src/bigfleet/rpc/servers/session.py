@@ -34,6 +34,7 @@ from bigfleet.rpc.wire.convert_session import (
     shard_frame_to_wire,
 )
 from bigfleet.rpc.wire.gen import shard_pb2
+from bigfleet.rpc.wire.message_limits import SCANNED_BYTES_MIN, frame_elements_fault, frame_size_fault
 from bigfleet.shard.cycle.controller import Shard
 from bigfleet.shard.sessions.known_clusters import CLUSTERS_MAX
 from bigfleet.shard.sessions.outbox import CloseReason, SessionClosed
@@ -82,6 +83,8 @@ class SessionServicer:
         self._hello_bytes_max = hello_bytes_max
         self._first_frames = FirstFrames()
         self._malformed = MalformedFrames()
+        #: Large frames are counted one at a time: a scan shares the interpreter with the loop.
+        self._scans = asyncio.Lock()
 
     async def Session(self, _frames: object, context: _Context) -> None:
         """Serve one operator until either side ends; the status says why (docs/spec/wire.md §4)."""
@@ -117,7 +120,7 @@ class SessionServicer:
             text = f"the shard knows {CLUSTERS_MAX} other clusters; {advice}"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         session = sessions.open(hello)
-        stream = _Stream(self._shard, session, context)
+        stream = _Stream(self._shard, session, context, self._scans)
         writer = asyncio.create_task(stream.write())
         tasks = [writer, asyncio.create_task(stream.read()), asyncio.create_task(self._shard.serve_rollups(session))]
         try:
@@ -214,8 +217,11 @@ def _read_hello(content: bytes | None, bytes_max: int) -> tuple[Hello | None, gr
 class _Stream:
     """The two directions of one session's stream. Whichever of them ends ends the session."""
 
-    def __init__(self, shard: Shard, session: OperatorSession, context: _Context) -> None:
+    def __init__(
+        self, shard: Shard, session: OperatorSession, context: _Context, scans: asyncio.Lock | None = None
+    ) -> None:
         self._shard = shard
+        self._scans = scans or asyncio.Lock()
         self._session = session
         self._context = context
         self._has_logged_unknown = False
@@ -266,6 +272,12 @@ class _Stream:
                 if not self._shard.sessions.is_current(self._session):
                     return
                 self._read_bytes += len(content)
+                fault = await self._fault_of(content)
+                if fault is not None:
+                    reason, self.fault = CloseReason.MALFORMED, str(fault)
+                    return
+                if not self._shard.sessions.is_current(self._session):
+                    return
                 known = self._shard.intake.digest_of(cluster)
                 # Of the roll-ups of a cluster that has to wait only the newest is parsed.
                 frame = operator_frame_from_bytes(content, known, parses_rollups=not self._session.is_deferred)
@@ -287,6 +299,21 @@ class _Stream:
             _log.exception("session.read_failed", cluster=self._session.cluster)
         finally:
             self._shard.sessions.close(self._session, reason)
+
+    async def _fault_of(self, content: bytes) -> MalformedMessage | None:
+        """Return why a frame must not be parsed, None if it may be.
+
+        The fault is not raised: its traceback would keep the bytes.
+        """
+        fault = frame_size_fault(content)
+        if fault is None and len(content) >= SCANNED_BYTES_MIN and not self._repeats(content):
+            async with self._scans:
+                fault = await asyncio.to_thread(frame_elements_fault, content)
+        return fault
+
+    def _repeats(self, content: bytes) -> bool:
+        known = self._shard.intake.digest_of(self._session.cluster)
+        return ReceivedRollUp.repeated(content, known) is not None
 
     async def _rest(self) -> None:
         """Return when the session's rate allows for the next frame; until then the peer's windows fill up."""

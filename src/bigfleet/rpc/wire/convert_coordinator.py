@@ -45,6 +45,8 @@ OWNERSHIP_ROWS_MAX = 10_000
 MOVED_ROWS_MAX = 100_000
 #: Of one report: an answer carries at most so many instructions.
 ACKS_MAX = 1_000
+#: Records of one ack: an instruction releases at most so many machines.
+ACK_MACHINES_MAX = 100
 CLUSTERS_MAX = 10_000
 
 _Wire = coordinator_pb2.Ownership
@@ -162,9 +164,9 @@ def _capacity_to_wire(row: CapacityCount) -> coordinator_pb2.CapacityCount:
     )
 
 
-def _capacity(messages: Iterable[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityCount, ...]:
+def _capacity(messages: Sequence[coordinator_pb2.CapacityCount], place: str) -> tuple[CapacityCount, ...]:
+    check_count(place, len(messages), "rows", CAPACITY_ROWS_MAX)
     rows = tuple(messages)
-    check_count(place, len(rows), "rows", CAPACITY_ROWS_MAX)
     for index, row in enumerate(rows):
         check_string(f"{place}[{index}].instance_type", row.instance_type)
         check_string(f"{place}[{index}].zone", row.zone)
@@ -257,7 +259,7 @@ def _ack(message: coordinator_pb2.InstructAck, place: str) -> Ack:
     check_string(f"{place}.instruction_id", message.instruction_id)
     check_string(f"{place}.reason", message.reason)
     check_count(f"{place}.machine_ids", len(message.machine_ids), "ids", OWNERSHIP_ROWS_MAX)
-    check_count(f"{place}.machines", len(message.machines), "records", OWNERSHIP_ROWS_MAX)
+    check_count(f"{place}.machines", len(message.machines), "records", ACK_MACHINES_MAX)
     # An outcome of a later version is neither taken nor given up: the instruction is tried again.
     return Ack(
         instruction_id=message.instruction_id,

@@ -467,10 +467,10 @@ def _checked_requirement(message: capacity_pb2.NodeSelectorRequirement, place: s
     if operator is Operator.UNSPECIFIED:
         known = ", ".join(f"{other.label} ({other.value})" for other in Operator if other is not Operator.UNSPECIFIED)
         raise MalformedMessage(f"{place}.operator", f"is {message.operator}, known operators are {known}")
-    values = tuple(message.values)
-    if not values and operator in _OPERATORS_WITH_VALUES:
+    if not message.values and operator in _OPERATORS_WITH_VALUES:
         raise MalformedMessage(f"{place}.values", f"is empty, the operator {operator.label} needs at least one value")
-    check_count(f"{place}.values", len(values), "values", VALUES_MAX)
+    check_count(f"{place}.values", len(message.values), "values", VALUES_MAX)
+    values = tuple(message.values)
     for index, value in enumerate(values):
         check_text(f"{place}.values[{index}]", value)
     return _requirement(message.key, operator, values)

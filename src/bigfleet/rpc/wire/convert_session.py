@@ -216,11 +216,11 @@ def _capability(place: str, capability: str) -> str:
 
 
 def _node_status(status: shard_pb2.NodeStatus) -> NodeStatus:
+    check_count("node_status.requested", len(status.requested), "names", RESOURCE_NAMES_MAX)
     requested = {
         _name(f"node_status.requested[{name[:_NAME_SHOWN_CHARACTERS_MAX]!r}]", name): quantity
         for name, quantity in status.requested.items()
     }
-    check_count("node_status.requested", len(requested), "names", RESOURCE_NAMES_MAX)
     for name in requested:
         check_text("node_status.requested", name, "a name has")
     return NodeStatus(

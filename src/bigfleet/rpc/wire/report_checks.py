@@ -4,7 +4,7 @@ Each check returns nothing, or the checked value, and raises MalformedMessage th
 never corrected.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from bigfleet.model import penalty
 from bigfleet.model.frames import MalformedMessage
@@ -66,11 +66,13 @@ def checked_vector(place: str, quantities: Mapping[str, str]) -> Vector:
 
 
 def checked_requirements(
-    place: str, messages: Iterable[capacity_pb2.NodeSelectorRequirement]
+    place: str, messages: Sequence[capacity_pb2.NodeSelectorRequirement]
 ) -> tuple[Requirement, ...]:
     """Return some requirements in their order. Raises MalformedMessage for the first fault."""
+    check_count(place, len(messages), "requirements", REQUIREMENTS_MAX)
     rows = tuple(messages)
-    check_count(place, len(rows), "requirements", REQUIREMENTS_MAX)
+    for index, row in enumerate(rows):
+        check_count(f"{place}[{index}].values", len(row.values), "values", VALUES_MAX)
     requirements = requirements_from_wire(rows)
     for index, (row, requirement) in enumerate(zip(rows, requirements, strict=True)):
         where = f"{place}[{index}]"
@@ -81,7 +83,6 @@ def checked_requirements(
             raise MalformedMessage(
                 f"{where}.values", f"is empty, {requirement.operator.label} needs at least one value"
             )
-        check_count(f"{where}.values", len(row.values), "values", VALUES_MAX)
         for place_of_value, value in enumerate(row.values):
             check_string(f"{where}.values[{place_of_value}]", value)
     return requirements

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from bigfleet.engine.decision import Decision
 from bigfleet.engine.targets import Target, TargetClaim, class_key
@@ -235,3 +236,18 @@ def test_a_row_that_is_displaced_leaves_others_what_it_cannot_use() -> None:
 
     assert placed(decision) == [1, 0, 1]
     assert acted(decision) == [("Bootstrap", "spare")]
+
+
+def test_a_whole_gang_moves_to_where_the_target_has_it_if_another_gang_lacks_its_room() -> None:
+    """First fit has the first gang on the large machine, where the second one would lack room for its pod."""
+    size: dict[str, Any] = {"instance_type": "m8", "allocatable": {"cpu": "8", "memory": "64Gi"}}
+    large, small = m4("large", S.CONFIGURED, **size), m4("small", S.CONFIGURED)
+    spare = m4("spare", S.IDLE, **size)
+    first = row(100, pods(4000, 1), requirements=(*TOGETHER, *IN_A), group="g")
+    second = row(100, pods(6000, 1), requirements=(*TOGETHER, *IN_A), group="h")
+    target = planned((small, first, 1), (large, second, 1))
+
+    decision = decided_beside_filler([large, small, spare], [first, second], target)
+
+    assert placed(decision) == [1, 1]
+    assert decision.actions == ()

@@ -42,8 +42,8 @@ def repack(cluster: ClusterState, fleet: DecisionState) -> None:
     """Find places for what the cluster's rows have left, without taking any from a higher row."""
     if not cluster.hosts or not any(row.has_left for row in cluster.rows):
         return
+    before = save(cluster)
     if _has_room_for_all(cluster):
-        before = save(cluster)
         if cluster.planned:
             if _pack_as_planned(cluster):
                 return
@@ -51,6 +51,9 @@ def repack(cluster: ClusterState, fleet: DecisionState) -> None:
         if _pack_largest_first(cluster):
             return
         restore(cluster, before)
+    if _pack_gangs_as_planned(cluster):
+        return
+    restore(cluster, before)
     _search(cluster, fleet)
 
 
@@ -297,22 +300,53 @@ def _pack_largest_first(cluster: ClusterState) -> bool:
 
 def _pack_as_planned(cluster: ClusterState) -> bool:
     """Place all rows as the target's claims say; returns whether everything has a place that a spread allows."""
+    rows = [row for row in cluster.rows if not is_fixed(row)]
+    _place_rows_as_planned(rows, cluster)
+    return not any(row.has_left for row in cluster.rows) and all(is_even(row, cluster.hosts) for row in rows)
+
+
+def _pack_gangs_as_planned(cluster: ClusterState) -> bool:
+    """Place all rows as the target's claims say, whole gangs within their domains, too; return whether that helps.
+
+    First fit may have put a whole gang where the plan has a row that lacks places. The row would acquire a machine that
+    is excess as soon as the next decision happens to put the gang elsewhere, and acquire it again without it.
+    """
+    rows = cluster.rows
+    if not cluster.planned or not any(is_fixed(row) for row in rows):
+        return False
+    planned: Counter[PodGroup] = Counter()
+    for number, host in _numbered(cluster).items():
+        for group, count in cluster.planned.get(number, ()):
+            if may_host(group, host):
+                planned[group] += count
+    left = [_unserved(row) for row in rows]
+    if not any(row.has_left and all(planned[group] >= group.count for group in row.groups) for row in rows):
+        return False
+    _place_rows_as_planned(rows, cluster)
+    return [_unserved(row) for row in rows] < left and all(is_even(row, cluster.hosts) for row in rows)
+
+
+def _place_rows_as_planned(rows: Sequence[RowState], cluster: ClusterState) -> None:
+    """Place rows from the beginning, as the target's claims say, then first fit."""
+    clear_rows(rows, cluster.hosts)
+    placed_again = frozenset(rows)
+    for number, host in _numbered(cluster).items():
+        for group, count in cluster.planned.get(number, ()):
+            if group.row in placed_again and may_host(group, host):
+                place(group, host, min(count, capacity(group, host)))
+    for row in rows:
+        place_row(row, cluster.hosts)
+
+
+def _numbered(cluster: ClusterState) -> dict[tuple[ClassKey, int], HostState]:
+    """Return the cluster's machines by class and number, acquired ones last."""
     numbered: dict[tuple[ClassKey, int], HostState] = {}
     sizes: Counter[ClassKey] = Counter()
     for host in cluster.hosts:
         key = class_key(host.machine)
         numbered[(key, sizes[key])] = host
         sizes[key] += 1
-    rows = [row for row in cluster.rows if not is_fixed(row)]
-    clear_rows(rows, cluster.hosts)
-    placed_again = frozenset(rows)
-    for number, host in numbered.items():
-        for group, count in cluster.planned.get(number, ()):
-            if group.row in placed_again and may_host(group, host):
-                place(group, host, min(count, capacity(group, host)))
-    for row in rows:
-        place_row(row, cluster.hosts)
-    return not any(row.has_left for row in cluster.rows) and all(is_even(row, cluster.hosts) for row in rows)
+    return numbered
 
 
 # ---- what was ----------------------------------------------------------------------------------------------------

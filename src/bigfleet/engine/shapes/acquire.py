@@ -81,6 +81,7 @@ def acquire(fleet: DecisionState) -> None:
         _give_back_unclaimed(cluster, fleet)
     late.update(row for row in fleet.rows if row.has_left and any(map(gt, _lacks(row), lacked.get(row, repeat(0)))))
     _hand_over(clusters, late, fleet, prices)
+    _take_what_was_given_back(clusters, fleet, prices)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
@@ -150,6 +151,23 @@ def _hand_over(
         _give_back_unclaimed(cluster, fleet)
 
 
+def _take_what_was_given_back(
+    clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]
+) -> None:
+    """Let short rows acquire once more if a machine that could host a pod of them was given back after their turn."""
+    offers = [offer for offer in fleet.offers if offer.has_returned]
+    changed = set()
+    for row in fleet.rows if offers else ():
+        if not row.has_left or not row.may_acquire or row.cluster.id not in prices:
+            continue
+        if any(offer.has_returned and _could_acquire(row, offer, fleet) for offer in offers):
+            _acquire(row, fleet, prices[row.cluster.id])
+            changed.add(row.cluster)
+    for cluster in clusters:
+        if cluster in changed:
+            _give_back_unclaimed(cluster, fleet)
+
+
 def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int, fleet: DecisionState) -> bool:
     """Move pods of some rows from a machine to room that rows of their cluster below `rank` use.
 
@@ -173,9 +191,18 @@ def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int, fleet: 
 
 def _could_host(row: RowState, host: HostState, fleet: DecisionState) -> bool:
     """Return whether the machine, empty, could host something that the row has left."""
-    if not row.may_use(host.machine, host.shape):
+    return _could_use(row, host.machine, host.shape, fleet)
+
+
+def _could_acquire(row: RowState, offer: OfferState, fleet: DecisionState) -> bool:
+    """Return whether a machine of the offer could host something that the row has left."""
+    return _could_use(row, offer.example, offer.shape, fleet)
+
+
+def _could_use(row: RowState, machine: Machine, shape: int, fleet: DecisionState) -> bool:
+    if not row.may_use(machine, shape):
         return False
-    room = fleet.host(row.cluster, host.machine).room
+    room = fleet.total(row.cluster.id, shape)
     return row.divisible is not None or any(fitting(room, group.request, 1) for group in row.groups if group.left)
 
 

@@ -263,3 +263,17 @@ def test_a_whole_gang_moves_to_where_the_target_has_it_if_another_gang_lacks_its
 
     assert placed(decision) == [1, 1]
     assert decision.actions == ()
+
+
+def test_a_machine_beyond_the_target_is_not_acquired_if_all_fit_as_planned() -> None:
+    """The first gang is on the large machine until the small one is there, and the second one would acquire another."""
+    size: dict[str, Any] = {"instance_type": "m8", "allocatable": {"cpu": "8", "memory": "64Gi"}}
+    large, small, spare = m4("large", S.CONFIGURED, **size), m4("small", S.IDLE), m4("spare", S.IDLE, **size)
+    first = row(100, pods(4000, 1), requirements=(*TOGETHER, *IN_A), group="g")
+    second = row(100, pods(6000, 1), requirements=(*TOGETHER, *IN_A), group="h")
+    target = planned((small, first, 1), (large, second, 1))
+
+    decision = decided_beside_filler([large, small, spare], [first, second], target)
+
+    assert placed(decision) == [1, 1]
+    assert acted(decision) == [("Bootstrap", "small")]

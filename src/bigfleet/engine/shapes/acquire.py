@@ -5,6 +5,7 @@ target composition, machines of its classes are taken first. A row that is parke
 acquires nothing.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import repeat
 from operator import attrgetter, gt
@@ -29,7 +30,15 @@ from bigfleet.engine.shapes.hosting import (
     spread_counts,
     with_room,
 )
-from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, displace, repack, restore, restore_precedence, save
+from bigfleet.engine.shapes.repack import (
+    SEARCHED_HOSTS_MAX,
+    displace,
+    pack_without,
+    repack,
+    restore,
+    restore_precedence,
+    save,
+)
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
@@ -78,6 +87,7 @@ def acquire(fleet: DecisionState) -> None:
         trimmed = [row for row in cluster.rows if keep_spread(row)]
         if trimmed:
             _use_what_is_free(cluster)
+        _drop_beyond_target(cluster, fleet)
         _give_back_unclaimed(cluster, fleet)
     late.update(row for row in fleet.rows if row.has_left and any(map(gt, _lacks(row), lacked.get(row, repeat(0)))))
     _hand_over(clusters, late, fleet, prices)
@@ -502,6 +512,26 @@ def _drop_unnecessary(cluster: ClusterState, fleet: DecisionState) -> None:
         if host.is_claimed and not _move_away(host, cluster):
             continue
         _give_back(host, cluster)
+
+
+def _drop_beyond_target(cluster: ClusterState, fleet: DecisionState) -> None:
+    """Give back what was acquired beyond the target if the target's claims serve every row as well without it.
+
+    A row acquires such a machine at its turn when pods of others stand where the target has it.
+    """
+    target = fleet.options.targets.get(cluster.id)
+    if target is None or not cluster.acquired:
+        return
+    left, beyond = Counter(target.counts), []
+    for host in cluster.hosts:
+        key = fleet.class_of(host)
+        left[key] -= 1
+        if left[key] < 0 and host.offer is not None and not host.is_target:
+            beyond.append(host)
+    if beyond and pack_without(beyond, cluster):
+        for host in beyond:
+            fleet.notes.pop(host.machine.id, None)
+            _give_back(host, cluster)
 
 
 def _give_back(host: HostState, cluster: ClusterState) -> None:

@@ -8,6 +8,7 @@ loses a place to a lower one.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
@@ -314,16 +315,44 @@ def _pack_gangs_as_planned(cluster: ClusterState) -> bool:
     rows = cluster.rows
     if not cluster.planned or not any(is_fixed(row) for row in rows):
         return False
+    planned, left = _planned_pods(cluster), [_unserved(row) for row in rows]
+    if not any(row.has_left and all(planned[group] >= group.count for group in row.groups) for row in rows):
+        return False
+    _place_rows_as_planned(rows, cluster)
+    return [_unserved(row) for row in rows] < left and all(is_even(row, cluster.hosts) for row in rows)
+
+
+def pack_without(unwanted: Sequence[HostState], cluster: ClusterState) -> bool:
+    """Pack the cluster as its target's claims say, without some machines; return whether each row is served as well.
+
+    Otherwise nothing changes.
+    """
+    rows, hosts = cluster.rows, list(cluster.hosts)
+    served = {group: group.count - group.left for row in rows for group in row.groups}
+    before, left = save(cluster), [_unserved(row) for row in rows]
+    clear_rows(rows, hosts)
+    cluster.hosts[:] = [host for host in hosts if host not in unwanted]
+    planned = _planned_pods(cluster)
+    is_packed = all(planned[group] >= count for group, count in served.items())
+    if is_packed:
+        _place_rows_as_planned(rows, cluster)
+        found = [_unserved(row) for row in rows]
+        is_packed = all(all(map(le, *each)) for each in zip(found, left, strict=True))
+        is_packed = is_packed and all(is_even(row, cluster.hosts) for row in rows)
+    cluster.hosts[:] = hosts
+    if not is_packed:
+        restore(cluster, before)
+    return is_packed
+
+
+def _planned_pods(cluster: ClusterState) -> Counter[PodGroup]:
+    """Return how many pods of each group the target's claims have on machines that the cluster has."""
     planned: Counter[PodGroup] = Counter()
     for number, host in _numbered(cluster).items():
         for group, count in cluster.planned.get(number, ()):
             if may_host(group, host):
                 planned[group] += count
-    left = [_unserved(row) for row in rows]
-    if not any(row.has_left and all(planned[group] >= group.count for group in row.groups) for row in rows):
-        return False
-    _place_rows_as_planned(rows, cluster)
-    return [_unserved(row) for row in rows] < left and all(is_even(row, cluster.hosts) for row in rows)
+    return planned
 
 
 def _place_rows_as_planned(rows: Sequence[RowState], cluster: ClusterState) -> None:

@@ -528,7 +528,7 @@ def _drop_beyond_target(cluster: ClusterState, fleet: DecisionState) -> None:
         left[key] -= 1
         if left[key] < 0 and host.offer is not None and not host.is_target:
             beyond.append(host)
-    if beyond and pack_without(beyond, cluster):
+    if beyond and pack_without(beyond, cluster, fleet):
         for host in beyond:
             fleet.notes.pop(host.machine.id, None)
             _give_back(host, cluster)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from bigfleet.engine.decision import Decision
 from bigfleet.engine.targets import Target, TargetClaim, class_key
@@ -235,3 +236,44 @@ def test_a_row_that_is_displaced_leaves_others_what_it_cannot_use() -> None:
 
     assert placed(decision) == [1, 0, 1]
     assert acted(decision) == [("Bootstrap", "spare")]
+
+
+def test_a_machine_that_was_given_back_goes_to_a_row_that_had_its_turn_before() -> None:
+    """The gang acquires it in zone b, and then has all its pods in zone a, where the target has a lower row."""
+    a, spare = m8("a"), m4("spare", S.IDLE, "b")
+    gang = row(1000, pods(4000, 2), requirements=(*TOGETHER, *ELSEWHERE), group="g")
+    between, low = of_d(row(500, pods(4000, 1))), row(10, pods(1000, 8), requirements=IN_A)
+
+    decision = decided_beside_filler([a, spare], [gang, between, low], planned((a, low, 8)))
+
+    assert placed(decision) == [2, 1, 0]
+    assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", D)]
+
+
+def test_a_whole_gang_moves_to_where_the_target_has_it_if_another_gang_lacks_its_room() -> None:
+    """First fit has the first gang on the large machine, where the second one would lack room for its pod."""
+    size: dict[str, Any] = {"instance_type": "m8", "allocatable": {"cpu": "8", "memory": "64Gi"}}
+    large, small = m4("large", S.CONFIGURED, **size), m4("small", S.CONFIGURED)
+    spare = m4("spare", S.IDLE, **size)
+    first = row(100, pods(4000, 1), requirements=(*TOGETHER, *IN_A), group="g")
+    second = row(100, pods(6000, 1), requirements=(*TOGETHER, *IN_A), group="h")
+    target = planned((small, first, 1), (large, second, 1))
+
+    decision = decided_beside_filler([large, small, spare], [first, second], target)
+
+    assert placed(decision) == [1, 1]
+    assert decision.actions == ()
+
+
+def test_a_machine_beyond_the_target_is_not_acquired_if_all_fit_as_planned() -> None:
+    """The first gang is on the large machine until the small one is there, and the second one would acquire another."""
+    size: dict[str, Any] = {"instance_type": "m8", "allocatable": {"cpu": "8", "memory": "64Gi"}}
+    large, small, spare = m4("large", S.CONFIGURED, **size), m4("small", S.IDLE), m4("spare", S.IDLE, **size)
+    first = row(100, pods(4000, 1), requirements=(*TOGETHER, *IN_A), group="g")
+    second = row(100, pods(6000, 1), requirements=(*TOGETHER, *IN_A), group="h")
+    target = planned((small, first, 1), (large, second, 1))
+
+    decision = decided_beside_filler([large, small, spare], [first, second], target)
+
+    assert placed(decision) == [1, 1]
+    assert acted(decision) == [("Bootstrap", "small")]

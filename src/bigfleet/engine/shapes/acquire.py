@@ -5,6 +5,7 @@ target composition, machines of its classes are taken first. A row that is parke
 acquires nothing.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from itertools import repeat
 from operator import attrgetter, gt
@@ -29,7 +30,15 @@ from bigfleet.engine.shapes.hosting import (
     spread_counts,
     with_room,
 )
-from bigfleet.engine.shapes.repack import SEARCHED_HOSTS_MAX, displace, repack, restore, restore_precedence, save
+from bigfleet.engine.shapes.repack import (
+    SEARCHED_HOSTS_MAX,
+    displace,
+    pack_without,
+    repack,
+    restore,
+    restore_precedence,
+    save,
+)
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
 from bigfleet.engine.targets import ClassKey, class_key
@@ -78,9 +87,11 @@ def acquire(fleet: DecisionState) -> None:
         trimmed = [row for row in cluster.rows if keep_spread(row)]
         if trimmed:
             _use_what_is_free(cluster)
+        _drop_beyond_target(cluster, fleet)
         _give_back_unclaimed(cluster, fleet)
     late.update(row for row in fleet.rows if row.has_left and any(map(gt, _lacks(row), lacked.get(row, repeat(0)))))
     _hand_over(clusters, late, fleet, prices)
+    _take_what_was_given_back(clusters, fleet, prices)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
@@ -150,6 +161,23 @@ def _hand_over(
         _give_back_unclaimed(cluster, fleet)
 
 
+def _take_what_was_given_back(
+    clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]
+) -> None:
+    """Let short rows acquire once more if a machine that could host a pod of them was given back after their turn."""
+    offers = [offer for offer in fleet.offers if offer.has_returned]
+    changed = set()
+    for row in fleet.rows if offers else ():
+        if not row.has_left or not row.may_acquire or row.cluster.id not in prices:
+            continue
+        if any(offer.has_returned and _could_acquire(row, offer, fleet) for offer in offers):
+            _acquire(row, fleet, prices[row.cluster.id])
+            changed.add(row.cluster)
+    for cluster in clusters:
+        if cluster in changed:
+            _give_back_unclaimed(cluster, fleet)
+
+
 def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int, fleet: DecisionState) -> bool:
     """Move pods of some rows from a machine to room that rows of their cluster below `rank` use.
 
@@ -173,9 +201,18 @@ def _move_to_lower(rows: Sequence[RowState], host: HostState, rank: int, fleet: 
 
 def _could_host(row: RowState, host: HostState, fleet: DecisionState) -> bool:
     """Return whether the machine, empty, could host something that the row has left."""
-    if not row.may_use(host.machine, host.shape):
+    return _could_use(row, host.machine, host.shape, fleet)
+
+
+def _could_acquire(row: RowState, offer: OfferState, fleet: DecisionState) -> bool:
+    """Return whether a machine of the offer could host something that the row has left."""
+    return _could_use(row, offer.example, offer.shape, fleet)
+
+
+def _could_use(row: RowState, machine: Machine, shape: int, fleet: DecisionState) -> bool:
+    if not row.may_use(machine, shape):
         return False
-    room = fleet.host(row.cluster, host.machine).room
+    room = fleet.total(row.cluster.id, shape)
     return row.divisible is not None or any(fitting(room, group.request, 1) for group in row.groups if group.left)
 
 
@@ -475,6 +512,26 @@ def _drop_unnecessary(cluster: ClusterState, fleet: DecisionState) -> None:
         if host.is_claimed and not _move_away(host, cluster):
             continue
         _give_back(host, cluster)
+
+
+def _drop_beyond_target(cluster: ClusterState, fleet: DecisionState) -> None:
+    """Give back what was acquired beyond the target if the target's claims serve every row as well without it.
+
+    A row acquires such a machine at its turn when pods of others stand where the target has it.
+    """
+    target = fleet.options.targets.get(cluster.id)
+    if target is None or not cluster.acquired:
+        return
+    left, beyond = Counter(target.counts), []
+    for host in cluster.hosts:
+        key = fleet.class_of(host)
+        left[key] -= 1
+        if left[key] < 0 and host.offer is not None and not host.is_target:
+            beyond.append(host)
+    if beyond and pack_without(beyond, cluster, fleet):
+        for host in beyond:
+            fleet.notes.pop(host.machine.id, None)
+            _give_back(host, cluster)
 
 
 def _give_back(host: HostState, cluster: ClusterState) -> None:

@@ -8,6 +8,7 @@ loses a place to a lower one.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import le
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
@@ -25,7 +26,7 @@ from bigfleet.engine.shapes.hosting import (
     unplace,
 )
 from bigfleet.engine.shapes.state import ClusterState, HostState, PodGroup, RowState, Searched
-from bigfleet.engine.targets import ClassKey, class_key
+from bigfleet.engine.targets import ClassKey
 
 #: Clusters up to this size are searched.
 SEARCHED_HOSTS_MAX: Final = 12
@@ -45,13 +46,14 @@ def repack(cluster: ClusterState, fleet: DecisionState) -> None:
     if _has_room_for_all(cluster):
         before = save(cluster)
         if cluster.planned:
-            if _pack_as_planned(cluster):
+            if _pack_as_planned(cluster, fleet):
                 return
             restore(cluster, before)
         if _pack_largest_first(cluster):
             return
         restore(cluster, before)
-    _search(cluster, fleet)
+    if not _pack_gangs_as_planned(cluster, fleet):
+        _search(cluster, fleet)
 
 
 def _has_room_for_all(cluster: ClusterState) -> bool:
@@ -295,24 +297,89 @@ def _pack_largest_first(cluster: ClusterState) -> bool:
     return not any(row.has_left for row in cluster.rows)
 
 
-def _pack_as_planned(cluster: ClusterState) -> bool:
+def _pack_as_planned(cluster: ClusterState, fleet: DecisionState) -> bool:
     """Place all rows as the target's claims say; returns whether everything has a place that a spread allows."""
-    numbered: dict[tuple[ClassKey, int], HostState] = {}
-    sizes: Counter[ClassKey] = Counter()
-    for host in cluster.hosts:
-        key = class_key(host.machine)
-        numbered[(key, sizes[key])] = host
-        sizes[key] += 1
     rows = [row for row in cluster.rows if not is_fixed(row)]
+    _place_rows_as_planned(rows, cluster, fleet)
+    return not any(row.has_left for row in cluster.rows) and all(is_even(row, cluster.hosts) for row in rows)
+
+
+def _pack_gangs_as_planned(cluster: ClusterState, fleet: DecisionState) -> bool:
+    """Place all rows as the target's claims say, whole gangs within their domains, too; return whether that helps.
+
+    First fit may have put a whole gang where the plan has a row that lacks places. The row would acquire a machine that
+    is excess as soon as the next decision happens to put the gang elsewhere, and acquire it again without it. If it
+    does not help, nothing changes.
+    """
+    rows = cluster.rows
+    is_planned = any(row.has_left and row in cluster.planned_for for row in rows)
+    if not is_planned or not any(is_fixed(row) for row in rows):
+        return False
+    planned, left = _planned_pods(cluster, fleet), [_unserved(row) for row in rows]
+    if not any(row.has_left and all(planned[group] >= group.count for group in row.groups) for row in rows):
+        return False
+    before = save(cluster)
+    _place_rows_as_planned(rows, cluster, fleet)
+    if [_unserved(row) for row in rows] < left and all(is_even(row, cluster.hosts) for row in rows):
+        return True
+    restore(cluster, before)
+    return False
+
+
+def pack_without(unwanted: Sequence[HostState], cluster: ClusterState, fleet: DecisionState) -> bool:
+    """Pack the cluster as its target's claims say, without some machines; return whether each row is served as well.
+
+    Otherwise nothing changes.
+    """
+    rows, hosts, excluded = cluster.rows, list(cluster.hosts), frozenset(unwanted)
+    served = {group: group.count - group.left for row in rows for group in row.groups}
+    before, left = save(cluster), [_unserved(row) for row in rows]
+    clear_rows(rows, hosts)
+    cluster.hosts[:] = [host for host in hosts if host not in excluded]
+    planned = _planned_pods(cluster, fleet)
+    is_packed = all(planned[group] >= count for group, count in served.items())
+    if is_packed:
+        _place_rows_as_planned(rows, cluster, fleet)
+        found = [_unserved(row) for row in rows]
+        is_packed = all(all(map(le, *each)) for each in zip(found, left, strict=True))
+        is_packed = is_packed and all(is_even(row, cluster.hosts) for row in rows)
+    cluster.hosts[:] = hosts
+    if not is_packed:
+        restore(cluster, before)
+    return is_packed
+
+
+def _planned_pods(cluster: ClusterState, fleet: DecisionState) -> Counter[PodGroup]:
+    """Return how many pods of each group the target's claims have on machines that the cluster has."""
+    planned: Counter[PodGroup] = Counter()
+    for number, host in _numbered(cluster, fleet).items():
+        for group, count in cluster.planned.get(number, ()):
+            if may_host(group, host):
+                planned[group] += count
+    return planned
+
+
+def _place_rows_as_planned(rows: Sequence[RowState], cluster: ClusterState, fleet: DecisionState) -> None:
+    """Place rows from the beginning, as the target's claims say, then first fit."""
     clear_rows(rows, cluster.hosts)
     placed_again = frozenset(rows)
-    for number, host in numbered.items():
+    for number, host in _numbered(cluster, fleet).items():
         for group, count in cluster.planned.get(number, ()):
             if group.row in placed_again and may_host(group, host):
                 place(group, host, min(count, capacity(group, host)))
     for row in rows:
         place_row(row, cluster.hosts)
-    return not any(row.has_left for row in cluster.rows) and all(is_even(row, cluster.hosts) for row in rows)
+
+
+def _numbered(cluster: ClusterState, fleet: DecisionState) -> dict[tuple[ClassKey, int], HostState]:
+    """Return the cluster's machines by class and number, acquired ones last."""
+    numbered: dict[tuple[ClassKey, int], HostState] = {}
+    sizes: Counter[ClassKey] = Counter()
+    for host in cluster.hosts:
+        key = fleet.class_of(host)
+        numbered[(key, sizes[key])] = host
+        sizes[key] += 1
+    return numbered
 
 
 # ---- what was ----------------------------------------------------------------------------------------------------

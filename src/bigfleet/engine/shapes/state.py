@@ -439,6 +439,11 @@ class OfferState:
         return self._size - self._next + len(self._returned)
 
     @property
+    def has_returned(self) -> bool:
+        """Return whether machines are available that were taken and given back."""
+        return bool(self._returned)
+
+    @property
     def state(self) -> MachineState:
         """Return the state of the offer's machines."""
         return self.example.state

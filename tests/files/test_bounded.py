@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bigfleet.files.bounded import read_bounded
+from bigfleet.files.bounded import bounded_lines, read_bounded
 from bigfleet.files.yaml_loading import MERGED_KEYS_MAX, load_yaml
 from tests.commands import run_here
 
@@ -54,6 +54,9 @@ def test_a_pipe_is_read_up_to_its_limit(tmp_path: Path) -> None:
         ("provider", "simulated", "--world", "{}", "--state", "state.db"),
         ("provider", "simulated", "--intent-key", "{}", "--state", "state.db"),
         ("conformance", "--target", "localhost:1", "--blob", "{}"),
+        ("provider", "simulated", "--catalog", "{}", "--state", "state.db"),
+        ("engine", "decide", "{}", "--out", "out.jsonl"),
+        ("up", "--nodes", "{}", "--pods", "{}"),
         ("operator", "--kubeconfig", "{}", "--cluster-id", "c", "--shard-addr", "localhost:1", "--bootstrap-stub"),
     ],
     ids=lambda command: " ".join(command[:2]),
@@ -70,6 +73,33 @@ def test_commands_refuse_files_without_an_end(command: tuple[str, ...], kind: st
     assert said.returncode == 2
     assert "Traceback" not in said.stderr
     assert str(file.parent) in said.stderr
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.jsonl"])
+@pytest.mark.parametrize("kind", ["device", "sparse"])
+def test_cases_of_engines_without_an_end_are_refused(name: str, kind: str, tmp_path: Path) -> None:
+    """A folder names its files itself."""
+    file = tmp_path / name
+    if kind == "device":
+        file.symlink_to("/dev/zero")
+    else:
+        file.touch()
+        os.truncate(file, 1 << 40)
+    said = run_here("engine", "check", str(tmp_path))
+    assert said.returncode == 2
+    assert said.stderr.count("\n") == 1
+    assert str(file) in said.stderr
+
+
+def test_lines_are_read_one_by_one_up_to_their_limit(tmp_path: Path) -> None:
+    """A file of any size can be read by its lines, a line without an end cannot."""
+    file = tmp_path / "lines"
+    file.write_bytes(b"12345\n\n1234")
+    assert list(bounded_lines(file, 6)) == [b"12345\n", b"\n", b"1234"]
+    with pytest.raises(OSError, match="Has a line of more than 5 bytes"):
+        list(bounded_lines(file, 5))
+    with pytest.raises(OSError, match="Is a device"):
+        list(bounded_lines(Path("/dev/zero"), 5))
 
 
 def test_merges_that_grow_by_themselves_are_refused() -> None:

@@ -39,6 +39,8 @@ def test_a_text_is_read_exactly_when_utf_8_can_hold_it(text: str) -> None:
         ('["\\uDfFf\\ud800"]', r"\\uDfFf is half"),
         ('["\\\\\\ud800"]', "half"),
         ("[" * 100_000, "too deeply nested"),
+        ('{"a": 1, "b": {"c": 1,\n "c": 2}}', "the key 'c' is given twice in an object; .*: line 1 column 15"),
+        ('[{"a": 1},\n {"a": 1, "a": 1}]', "the key 'a' is given twice in an object; .*: line 2 column 2"),
         ("", "Expecting value: line 1 column 1"),
     ],
 )

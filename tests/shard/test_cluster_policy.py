@@ -84,12 +84,16 @@ def test_the_limit_of_spot_pools_is_a_share() -> None:
     assert limits == [0, 70, 50]
 
 
-def test_an_empty_file_treats_all_alike(tmp_path: Path) -> None:
-    assert read_policies(written(tmp_path / "p.yaml", "# nothing\n")) == ClusterPolicies()
+def test_a_file_that_names_no_cluster_treats_all_alike(tmp_path: Path) -> None:
+    assert read_policies(written(tmp_path / "p.yaml", "clusters: {}\n")) == ClusterPolicies()
 
 
 WRONG = {
     "no YAML": ("clusters:\n  a: {scheduler: [\n", ":3: is not YAML"),
+    "an empty file": ("", ": has no `clusters:`; write `clusters: {}` for no policy"),
+    "only comments": ("# clusters:\n", ": has no `clusters:`; write `clusters: {}` for no policy"),
+    "only the start of a document": ("---\n", ": has no `clusters:`; write `clusters: {}` for no policy"),
+    "an empty mapping": ("{}\n", ": has no `clusters:`; write `clusters: {}` for no policy"),
     "no mapping": ("- a\n", ":1: the file: is no mapping; write `clusters:`"),
     "an unknown section": ("cluster: {}\n", ":1: the file: 'cluster' cannot be a key here; write `clusters:`"),
     "clusters as a list": ("clusters:\n  - a\n", ":2: clusters: is no mapping"),
@@ -162,5 +166,8 @@ async def test_a_hang_up_reads_it_again_and_a_fault_keeps_the_last_good_one(tmp_
         assert world.shard.policies.plan_settings("a").order is MOST
         assert await hang_up("clusters: {a: {scheduler: x}}", "refused", 1) is MOST
         assert await hang_up("clusters: {a: {scheduler: least-allocated}}", "ok", 1) is LEAST
+        assert await hang_up("clusters: {a: {scheduler: most-allocated}}", "ok", 2) is MOST
+        # The policies in force would all be lifted.
+        assert await hang_up("", "refused", 2) is MOST
         path.unlink()
-        assert await hang_up("", "ok", 2) is LEAST
+        assert await hang_up("clusters: {}", "ok", 3) is LEAST

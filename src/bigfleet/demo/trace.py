@@ -7,6 +7,7 @@ whose deletion is not after its creation never lives; one without a deletion nev
 
 import csv
 import hashlib
+import io
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.model import labels
 from bigfleet.model.profile import Operator, Requirement
 from bigfleet.operator.requests import CapacityRequest
@@ -245,39 +247,45 @@ class _Row:
 
 def _rows(path: Path, columns: Sequence[str]) -> Iterator[_Row]:
     """Yield the rows of a CSV file that has at least the columns. Raises TraceFault, also for what is no CSV at all."""
+    reader = csv.reader(io.StringIO(_text(path), newline=""), strict=True)
+    header = _guarded(path, reader, lambda: next(reader, None))
+    if header is None:
+        raise TraceFault(f"{path}: the file is empty; a header with {', '.join(columns)} is expected")
+    names = [name.strip() for name in header]
+    for column in columns:
+        if column not in names:
+            raise TraceFault(f"{path} line 1: column {column} is missing; the header has {', '.join(names)}")
+    for number in range(ROWS_MAX + 1):
+        cells = _guarded(path, reader, lambda: next(reader, None))
+        if cells is None:
+            return
+        if not cells:
+            continue
+        line = reader.line_num
+        if number == ROWS_MAX:
+            raise TraceFault(f"{path} line {line}: more than {ROWS_MAX} rows; split the trace")
+        if len(cells) != len(names):
+            raise TraceFault(
+                f"{path} line {line}: {len(cells)} cells where the header has {len(names)} columns; "
+                "add or remove commas"
+            )
+        yield _Row(path, line, dict(zip(names, cells, strict=True)))
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file. Raises TraceFault."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = _guarded(path, reader, lambda: next(reader, None))
-            if header is None:
-                raise TraceFault(f"{path}: the file is empty; a header with {', '.join(columns)} is expected")
-            names = [name.strip() for name in header]
-            for column in columns:
-                if column not in names:
-                    raise TraceFault(f"{path} line 1: column {column} is missing; the header has {', '.join(names)}")
-            for number in range(ROWS_MAX + 1):
-                cells = _guarded(path, reader, lambda: next(reader, None))
-                if cells is None:
-                    return
-                if not cells:
-                    continue
-                line = reader.line_num
-                if number == ROWS_MAX:
-                    raise TraceFault(f"{path} line {line}: more than {ROWS_MAX} rows; split the trace")
-                if len(cells) != len(names):
-                    raise TraceFault(
-                        f"{path} line {line}: {len(cells)} cells where the header has {len(names)} columns; "
-                        "add or remove commas"
-                    )
-                yield _Row(path, line, dict(zip(names, cells, strict=True)))
+        content = read_bounded(path, CONFIGURATION_BYTES_MAX)
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise TraceFault(f"{path}: {error.strerror}; name a CSV file that can be read") from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise TraceFault(f"{path} line {line}: not UTF-8 text ({error.reason})") from error
 
 
 def _guarded(path: Path, reader: "Reader", read: Callable[[], list[str] | None]) -> list[str] | None:
     try:
         return read()
-    except UnicodeDecodeError as error:
-        raise TraceFault(f"{path} near line {reader.line_num + 1}: not UTF-8 text ({error.reason})") from error
     except csv.Error as error:
         raise TraceFault(f"{path} line {reader.line_num}: not CSV ({error})") from error

@@ -1,7 +1,8 @@
 """Loads YAML with libyaml where it is installed, and rejects text that is nested too deeply for it.
 
 libyaml's composer recurses for each level on the stack of C: some ten thousand brackets end the process with a
-segmentation fault. Text that cannot be deep is not parsed twice.
+segmentation fault. Text that cannot be deep is not parsed twice. Text that is probably not meant as it would be read is
+rejected too: a key that is given twice, and numbers that YAML 1.1 reads unlike they look (`1:30` as 90).
 """
 
 import re
@@ -20,14 +21,27 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Keys of a mapping with what is merged into it; a few lines that merge each other would otherwise take all memory.
 MERGED_KEYS_MAX: Final = 1_000
 _MERGE: Final = "tag:yaml.org,2002:merge"
+#: Numbers that are what they look like, by the tag of their node.
+_PLAIN_NUMBERS: Final = {
+    "tag:yaml.org,2002:int": re.compile(r"[-+]?(?:0|[1-9][0-9]*|0x[0-9a-fA-F]+)"),
+    "tag:yaml.org,2002:float": re.compile(r"[^:_]*"),
+}
 
 
 class NestingError(ValueError):
     """Text has more levels than `DEPTH_MAX`."""
 
 
-def load_yaml(text: str) -> Any:
-    """Return the value of YAML text. Raises NestingError, and yaml.YAMLError and ValueError as the loader does."""
+class AmbiguityError(ValueError):
+    """Text is probably not meant as it would be read; the message names line and remedy."""
+
+
+def load_yaml(text: str, *, is_strict: bool = True) -> Any:
+    """Return the value of YAML text. Raises NestingError, and yaml.YAMLError and ValueError as the loader does.
+
+    `is_strict` raises AmbiguityError for keys that are given twice and numbers that look like something else; leave it
+    out for a file that other programs accept.
+    """
     check_nesting(text)
     loader = _LOADER(text)
     try:
@@ -35,6 +49,8 @@ def load_yaml(text: str) -> Any:
         if root is None:
             return None
         _check_merges(root, {})
+        if is_strict:
+            _check_meaning(root, loader, set())
         return loader.construct_document(root)
     finally:
         loader.dispose()
@@ -92,3 +108,36 @@ def _check_merges(node: yaml.Node, keys: dict[int, int]) -> None:
             None, None, f"more than {MERGED_KEYS_MAX} keys are merged into a mapping", node.start_mark
         )
     keys[id(node)] = count
+
+
+def _check_meaning(node: yaml.Node, loader: Any, seen: set[int]) -> None:
+    """Raise AmbiguityError for a key that is given twice, and for a number that looks like something else."""
+    if isinstance(node, yaml.ScalarNode):
+        is_plain = _PLAIN_NUMBERS.get(node.tag)
+        if is_plain is not None and not node.style and not is_plain.fullmatch(node.value):
+            line, number = node.start_mark.line + 1, loader.construct_object(node)
+            raise AmbiguityError(
+                f"line {line}: {node.value} would be read as {number}; write text in quotes, and a number without "
+                "colons, underscores and leading zeros"
+            )
+        return
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for each in node.value:
+            _check_meaning(each, loader, seen)
+        return
+    lines: dict[tuple[str, str], int] = {}
+    for key, value in node.value:
+        _check_meaning(key, loader, seen)
+        _check_meaning(value, loader, seen)
+        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+            continue
+        line, name = key.start_mark.line + 1, (key.tag, key.value)
+        before = lines.get(name)
+        lines[name] = line
+        if before is not None:
+            raise AmbiguityError(
+                f"line {line}: the key {key.value!r} is already in line {before}; remove one of the two"
+            )

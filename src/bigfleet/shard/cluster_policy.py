@@ -219,7 +219,10 @@ def read_policies(path: Path) -> ClusterPolicies:
         raise PolicyFault(
             f"{path}: is not YAML: {' '.join(str(error).split())}; write a mapping `clusters:`"
         ) from error
-    return ClusterPolicies() if root is None else _Reader(path).policies(root)
+    # A truncated file, or one whose template was rendered without its values, must not lift every limit.
+    if root is None or not root.value:
+        raise PolicyFault(f"{path}: has no `clusters:`; write `clusters: {{}}` for no policy")
+    return _Reader(path).policies(root)
 
 
 def _value_of(key: str, text: str) -> tuple[SchedulerOrder | ExchangeMode | float | None, str]:

@@ -309,7 +309,61 @@ WRONG_MACHINES = [
     ('{"id": "m", "assigned_priority": 3000000000}', "line 1: assigned_priority: 3000000000 is out of range"),
     ('{"id": "m"}\n{"id": "m"}', "line 2: the id 'm' is already used at"),
     ("", "no machines; a plan needs at least one"),
+    ('{"id": "m", "state": "Idle", "id": "n"}', "line 1: the key 'id' is given twice in an object; remove one"),
+    ('{"id":"m","labels":{"a":"b","a":"c"}}', "line 1: the key 'a' is given twice"),
+    ('{"id" :"m","id":"n"}', "line 1: the key 'id' is given twice"),
+    ('{"id": "a\\u0007b"}', "line 1: id has the character"),
+    (f'{{"id": "{"m" * 254}"}}', "line 1: id has 254 bytes, at most 253 are allowed"),
+    ('{"id": "m", "labels": {"a": "\\u0007"}}', "line 1: a text has the control character"),
+    ('{"id": "m", "state": "Configured", "cluster": "a b"}', "line 1: cluster has the character ' '"),
+    *(
+        (f'{{"id": "m", "price_per_hour": "{text}"}}', f"line 1: price_per_hour: {text!r} is not an amount")
+        for text in ("１", "1_0", "Inf", "inf", "+inf", "infinity", "nan", " 1", "0x1", "+1", "")
+    ),
 ]
+
+
+@pytest.mark.parametrize("price", ['"+Inf"', '"1"', '"0.25"', '"1e3"', '".5"', "1", "1e-3"])
+def test_a_price_is_a_number_or_unbounded(files: Files, price: str) -> None:
+    files.inventory.write_text(f'{{"id": "m", "price_per_hour": {price}}}', encoding="utf-8")
+
+    assert read_machines(files.inventory)[0].machine.price_usd_per_hour == float(price.strip('"'))
+
+
+def test_keys_that_are_unlike_are_read_in_any_form(files: Files) -> None:
+    """Text that looks like a key counts as one only until the line is read again."""
+    lines = ['{"id":"a\\":","labels":{"id":"x"}}', '{"id" : "b" , "labels": {"a": "\\":\\":"}}', '{"id":"c"}']
+    files.inventory.write_text("\n".join(lines), encoding="utf-8")
+
+    assert [given.machine.id for given in read_machines(files.inventory)] == ['a":', "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        (
+            "d.yaml",
+            "- id: n\n  cluster: c\n  priority: 5\n  priority: 900\n",
+            "line 4: the key 'priority' is already in",
+        ),
+        ("d.yaml", "- {id: n, cluster: c, shapes: [], shapes: []}", "line 1: the key 'shapes' is already in line 1"),
+        ("d.yaml", "- id: n\n  cluster: c\n  aggregate: {cpu: 1:30}\n", "line 3: 1:30 would be read as 90"),
+        (
+            "d.json",
+            '[{"id": "n",\n "id": "m"}]',
+            "the key 'id' is given twice in an object; remove one of the two: line 1",
+        ),
+    ],
+)
+def test_demand_that_is_probably_not_meant_is_refused(files: Files, name: str, text: str, fault: str) -> None:
+    files.demand = files.inventory.with_name(name)
+    files.demand.write_text(text, encoding="utf-8")
+    files.write_machines([{"id": "m"}])
+
+    said = files.refusal()
+
+    assert said.startswith(f"bigfleet: {files.demand}: not ")
+    assert fault in said
 
 
 @pytest.mark.parametrize(("text", "fault"), WRONG_MACHINES)
@@ -369,6 +423,13 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
         ),
         ([{**ROW, "spreads": [["zone", 1, "Maybe"]]}], "[0] (n): spreads[0]: 'Maybe' is unknown"),
         ([ROW, ROW], "[1] (n): the id is already used at [0]"),
+        ([{**ROW, "id": "a\x07"}], "id has the character '\\x07' at position 1"),
+        ([{**ROW, "id": "n" * 254}], "id has 254 bytes, at most 253 are allowed"),
+        ([{**ROW, "group": "g" * 1025}], "[0] (n): group has 1025 bytes, at most 1024 are allowed"),
+        ([{**ROW, "arrival": 2**63}], "[0] (n): arrival: 9223372036854775808 is out of range; use"),
+        ([{**ROW, "requirements": [["a", "In", []]]}], "[0] (n): requirements[0]: In needs at least one value"),
+        ([{**ROW, "requirements": [["", "Exists"]]}], "[0] (n): requirements[0]: key is empty"),
+        ([{**ROW, "requirements": [["a", "In", ["\x07"]]]}], "requirements[0]: a text has the control character"),
         ([{**ROW, "colour": "red"}], "[0] (n): colour: unknown key; there are id, cluster, aggregate"),
     ],
 )

@@ -41,9 +41,14 @@ idle: {}
     assert defaults.of("") == ClassPenalties()
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "{}"])
-def test_an_empty_file_names_no_class(tmp_path: Path, text: str) -> None:
-    assert read(tmp_path, text) == PenaltyDefaults()
+def test_an_empty_mapping_names_no_class(tmp_path: Path) -> None:
+    assert read(tmp_path, "{}") == PenaltyDefaults()
+
+
+@pytest.mark.parametrize("text", ["", "# high: {}\n"])
+def test_an_empty_file_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(PenaltyDefaultsFault, match=r"defaults\.yaml: is empty; write `\{\}` for no defaults"):
+        read(tmp_path, text)
 
 
 def test_classes_that_a_cluster_lacks_are_named(tmp_path: Path) -> None:

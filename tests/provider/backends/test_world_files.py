@@ -189,6 +189,12 @@ def test_a_pool_may_say_everything_itself() -> None:
     assert all(offer.is_idle_at_start for offer in offers)
 
 
+@pytest.mark.parametrize("text", ["", "# rack_size: 3\n", "{}"])
+def test_a_world_file_without_keys_is_the_default_world(text: str) -> None:
+    """Each key has a default, and people comment keys out."""
+    assert parse_world(text.encode(), "w.yaml") == CloudWorld()
+
+
 def test_json_and_yaml_say_the_same(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text('{"rack_size": 3}')
     (tmp_path / "w.yaml").write_text("rack_size: 3")

@@ -13,6 +13,7 @@ import yaml
 
 from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model import labels as keys
 from bigfleet.model.ids import ClusterId, Fingerprint, MachineId
@@ -91,9 +92,9 @@ class Case:
 def read_case_file(path: Path) -> list[Case]:
     """Return the cases of one file in its order. Raises CaseFileFault."""
     try:
-        entries = load_yaml(path.read_text(encoding="utf-8"))
+        entries = load_yaml(read_bounded(path, CONFIGURATION_BYTES_MAX).decode("utf-8"))
     except OSError as error:
-        raise CaseFileFault(f"{path}: {error.strerror}") from error
+        raise CaseFileFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError as error:
         raise CaseFileFault(f"{path}: not UTF-8 text ({error.reason})") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -21,6 +21,7 @@ from bigfleet.cli.engine.registry import Decide
 from bigfleet.cli.engine.shape_entries import checked_overhead, row_amounts, shape_entries
 from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
 from bigfleet.engine.snapshot import Snapshot
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, bounded_lines
 from bigfleet.files.json_loading import load_json
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.need import Need
@@ -35,10 +36,9 @@ class FleetFault(ValueError):
 def read_fleets(path: Path) -> Iterator[tuple[int, Entry]]:
     """Yield (line, fleet) of every line that is not blank, lines from 1. Raises FleetFault."""
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield number, _fleet(path, number, line)
+        for number, line in enumerate(bounded_lines(path, CONFIGURATION_BYTES_MAX), start=1):
+            if line.strip():
+                yield number, _fleet(path, number, line.decode("utf-8"))
     except OSError as error:
         raise FleetFault(f"{path}: {error.strerror}; name a file with one JSON object a line") from error
     except UnicodeDecodeError as error:

@@ -8,6 +8,7 @@ file, line or row, and field.
 
 import csv
 import io
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,9 +18,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 import yaml
 
-from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES, dollars
+from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES
 from bigfleet.cli.engine.machine_entries import machine_of_entry
 from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
+from bigfleet.cli.plan.shard_limits import check_dollars, check_machine, check_requirement, check_row
 from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
@@ -37,6 +39,8 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import vector_faults
 
 T = TypeVar("T")
+
+_KEYS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 MACHINES_MAX: Final = 1_000_000
 NEEDS_MAX: Final = 100_000
@@ -214,7 +218,7 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
         _check_quantities(quantities, f"{place}: {name}")
     _named(entry.capacity_type, CAPACITY_TYPES, f"{place}: capacity_type")
     for name in _AMOUNTS:
-        _check_dollars(getattr(entry, name), f"{place}: {name}")
+        check_dollars(getattr(entry, name), f"{place}: {name}")
     _int32(entry.assigned_priority, f"{place}: assigned_priority")
     given: dict[str, Any] = {
         "host": state in HOSTED if entry.host is None else entry.host,
@@ -226,6 +230,7 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
     fault = invariant_fault(machine)
     if fault is not None:
         raise UsageFault(f"{place}: {fault[1]}")
+    check_machine(machine, place)
     if entry.idle_since is not None and not math.isfinite(entry.idle_since):
         raise UsageFault(f"{place}: idle_since: {entry.idle_since} is not a time; use seconds")
     return MachineGiven(
@@ -238,7 +243,9 @@ def machine_given(entry: MachineEntry, place: str) -> MachineGiven:
 
 def _json_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
     decoder = msgspec.json.Decoder(MachineEntry)
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    text = _text(path)
+    is_compact = '" ' not in text and '"\t' not in text
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         place = f"{path} line {number}"
@@ -246,7 +253,19 @@ def _json_machines(path: Path) -> Iterator[tuple[str, MachineGiven]]:
             entry = decoder.decode(line)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise UsageFault(f"{place}: {one_line(field_fault(error, MachineEntry))}") from error
+        # Each key of a compact line is followed by its colon at once; most lines need not be read again.
+        keys = len(_KEYS.decode(line)) + len(entry.resources) + len(entry.allocatable) + len(entry.labels)
+        if not is_compact or line.count('":') != keys:
+            _check_distinct(line, place)
         yield place, machine_given(entry, place)
+
+
+def _check_distinct(line: str, place: str) -> None:
+    """Raise UsageFault for a key that an object of a line has twice."""
+    try:
+        load_json(line)
+    except json.JSONDecodeError as error:
+        raise UsageFault(f"{place}: {error.msg}") from error
 
 
 def _csv_header(path: Path) -> list[str]:
@@ -439,6 +458,7 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
     fault = identifier_fault(entry.cluster)
     if fault or not entry.id:
         raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
+    check_row(entry.id, entry.group, entry.arrival, place)
     try:
         amounts = row_amounts(
             aggregate=entry.aggregate, min_unit=entry.min_unit, shapes=entry.shapes, waiting=entry.waiting
@@ -472,7 +492,9 @@ def _requirements(entries: Sequence[list[Any] | NodeSelectorEntry], place: str) 
     for number, written in enumerate(entries):
         where = f"{place}: requirements[{number}]"
         entry = converted(written, RequirementEntry, where) if isinstance(written, list) else written
-        found.append(Requirement(entry.key, _named(entry.operator, _OPERATORS, where), tuple(entry.values)))
+        requirement = Requirement(entry.key, _named(entry.operator, _OPERATORS, where), tuple(entry.values))
+        check_requirement(requirement, where)
+        found.append(requirement)
     return found
 
 
@@ -545,15 +567,6 @@ def _check_quantities(quantities: Mapping[str, str | int], place: str) -> None:
     faults = vector_faults(_texts(quantities))
     if faults:
         raise UsageFault(f"{place}.{faults[0]}")
-
-
-def _check_dollars(value: float | str, place: str) -> None:
-    try:
-        amount = dollars(value)
-    except ValueError:
-        amount = math.nan
-    if math.isnan(amount) or amount < 0:
-        raise UsageFault(f"{place}: {value!r} is not an amount; use dollars of at least 0, or +Inf")
 
 
 def _int32(value: int, place: str) -> int:

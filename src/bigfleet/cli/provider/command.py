@@ -62,6 +62,10 @@ def simulated(
 
     if flags.seed_count is not None and world is not None:
         raise UsageFault("--seed-count and --world contradict each other: both say which machines there are")
+    given = {"--catalog": catalog is not None, "--world": world is not None, "--calm": calm}
+    unused = next((flag for flag, is_given in given.items() if is_given), None)
+    if flags.use_fake_backend and unused is not None:
+        raise UsageFault(f"--use-fake-backend and {unused} contradict each other: the fake backend simulates no cloud")
     if not 0 < time_scale < math.inf:
         raise UsageFault(f"--time-scale: {time_scale} must be above 0")
     simulation = SimulatedWorld(

@@ -16,6 +16,7 @@ from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.demo.fleet import MACHINES_PER_CLUSTER_MIN
 from bigfleet.demo.trace import TraceFault, TraceNode, TracePod, read_nodes, read_pods
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 
 CLUSTERS_DEFAULT: Final = 3
 CLUSTERS_OF_TRACE_DEFAULT: Final = 4
@@ -219,7 +220,9 @@ def _read_trace(nodes: Path, pods: Path) -> PodTrace:
         trace_nodes, trace_pods = read_nodes(nodes), read_pods(pods)
         digest = hashlib.sha256()
         for path in (nodes, pods):
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            digest.update(hashlib.sha256(read_bounded(path, CONFIGURATION_BYTES_MAX)).digest())
     except TraceFault as fault:
         raise UsageFault(str(fault)) from fault
+    except OSError as error:
+        raise UsageFault(f"{error.filename}: {error.strerror}; name a CSV file that can be read") from error
     return PodTrace(trace_nodes, trace_pods, digest.hexdigest())

@@ -219,7 +219,7 @@ def _text_of(content: bytes) -> str:
 
 def _read(path: Path) -> _Entry:
     try:
-        document = load_yaml(_text_of(read_bounded(path, KUBECONFIG_BYTES_MAX)))
+        document = load_yaml(_text_of(read_bounded(path, KUBECONFIG_BYTES_MAX)), is_strict=False)
     except OSError as error:
         raise KubeconfigError(
             f"{path}: cannot be read: {error.strerror or error}; name a kubeconfig that this process may read"

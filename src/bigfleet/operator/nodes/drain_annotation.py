@@ -53,7 +53,7 @@ def read_annotation(node: NodeObject) -> DrainAnnotation | None:
     if text is None:
         return None
     try:
-        fields = load_json(text)
+        fields = load_json(text, object_pairs_hook=dict)
     except ValueError as error:
         raise UnreadableAnnotation(f"{text[:100]!r} is no JSON: {error}") from error
     if not isinstance(fields, Mapping):

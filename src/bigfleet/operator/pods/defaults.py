@@ -67,7 +67,7 @@ def penalty_text(text: str) -> str:
 
 
 def read_penalty_defaults(path: Path) -> PenaltyDefaults:
-    """Return the defaults of a file; an empty file has none. Raises PenaltyDefaultsFault for its first fault."""
+    """Return the defaults of a file; an empty mapping has none. Raises PenaltyDefaultsFault for its first fault."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
@@ -88,7 +88,9 @@ def read_penalty_defaults(path: Path) -> PenaltyDefaults:
     except (yaml.YAMLError, NestingError, RecursionError) as error:
         text = " ".join(str(error).split())
         raise PenaltyDefaultsFault(f"{path}: is not YAML: {text}; write a mapping of PriorityClasses") from error
-    return PenaltyDefaults() if root is None else _DefaultsReader(path).defaults(root)
+    if root is None:
+        raise PenaltyDefaultsFault(f"{path}: is empty; write `{{}}` for no defaults, or leave the flag out")
+    return _DefaultsReader(path).defaults(root)
 
 
 class _DefaultsReader:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import yaml
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.field_faults import field_fault
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.quantity import QuantityError, parse_quantity
@@ -358,7 +359,7 @@ class Scenario(_Section, frozen=True, kw_only=True):
 def read_scenario(path: Path) -> Scenario:
     """Return the scenario of one file. Raises ScenarioFault."""
     try:
-        tree: Any = load_yaml(path.read_text(encoding="utf-8"))
+        tree: Any = load_yaml(read_bounded(path, CONFIGURATION_BYTES_MAX).decode("utf-8"))
     except OSError as error:
         raise ScenarioFault(f"{path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

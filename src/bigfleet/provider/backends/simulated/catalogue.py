@@ -4,6 +4,7 @@ A bad row ends the reading with file, line and column. This module must not inve
 """
 
 import csv
+import io
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
+from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.model import labels as keys
 
 T = TypeVar("T")
@@ -73,8 +75,8 @@ def load_catalogue(path: Path | None) -> Mapping[str, InstanceType]:
         text = resources.files("bigfleet.provider.backends.simulated").joinpath("sample.csv").read_text("utf-8")
         return parse_catalogue(text.splitlines(), "sample.csv")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as lines:
-            return parse_catalogue(lines, str(path))
+        content = read_bounded(path, CONFIGURATION_BYTES_MAX)
+        return parse_catalogue(io.StringIO(content.decode("utf-8-sig"), newline=""), str(path))
     except OSError as error:
         raise CatalogueFault(f"{path}: {error.strerror}; name a file that can be read") from error
     except UnicodeDecodeError as error:

@@ -13,6 +13,7 @@ import yaml
 
 from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.files.field_faults import field_fault
+from bigfleet.files.json_loading import load_json
 from bigfleet.files.yaml_loading import load_yaml
 from bigfleet.model.states import CapacityType
 
@@ -209,7 +210,8 @@ def load_world(path: Path | None) -> CloudWorld:
 def parse_world(content: bytes, file: str, *, is_json: bool = False) -> CloudWorld:
     """Return the world of a file's content. Raises WorldFault naming file and path."""
     try:
-        tree = msgspec.json.decode(content) if is_json else load_yaml(content.decode("utf-8"))
+        text = content.decode("utf-8")
+        tree = load_json(text) if is_json else load_yaml(text)
         world = msgspec.convert({} if tree is None else tree, CloudWorld)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise WorldFault(f"{file}: {field_fault(error, CloudWorld)}") from error

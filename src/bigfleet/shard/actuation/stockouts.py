@@ -53,6 +53,8 @@ class _Pool:
     probe: MachineId | None = None
     #: Whether that Create was sent and has not ended.
     is_probing: bool = False
+    #: Machines whose probe failed without a word on stock: others have their turn first.
+    failed: set[MachineId] = field(default_factory=set)
 
     @property
     def until_seconds(self) -> float:
@@ -109,17 +111,23 @@ class Stockouts:
 
         Failures that arrive while the pool is backed off belong to the same round and double nothing.
         """
-        pool, now_seconds = CapacityPool.of(machine), self.clock.monotonic_seconds()
-        self._failed_in_a_row.pop(pool, None)
-        known = self._pools.get(pool)
+        name, now_seconds = CapacityPool.of(machine), self.clock.monotonic_seconds()
+        self._failed_in_a_row.pop(name, None)
+        known = self._pools.get(name)
         if known is None or known.is_probing or now_seconds >= known.own_until_seconds:
-            seconds = POOL_BACKOFF_FIRST_SECONDS if known is None else known.next_seconds
-            others_until_seconds = -math.inf if known is None else known.others_until_seconds
-            known = _Pool(now_seconds + seconds, min(2 * seconds, POOL_BACKOFF_MAX_SECONDS), others_until_seconds)
-            self._pools[pool] = known
-            self.metrics.stockouts.inc()
-            _log.warning("pool.sold_out", **_named(pool), machine=machine.id, backoff_seconds=seconds)
+            known = self._back_off(name, machine)
         self._note_failure(machine, known.until_seconds + FAILING_SECONDS)
+
+    def _back_off(self, name: CapacityPool, machine: Machine) -> _Pool:
+        """Begin the next back-off of a pool, after a creation of this machine failed."""
+        pool = self._pools.setdefault(name, _Pool(-math.inf, POOL_BACKOFF_FIRST_SECONDS))
+        seconds = pool.next_seconds
+        pool.own_until_seconds = self.clock.monotonic_seconds() + seconds
+        pool.next_seconds = min(2 * seconds, POOL_BACKOFF_MAX_SECONDS)
+        pool.probe, pool.is_probing = None, False
+        self.metrics.stockouts.inc()
+        _log.warning("pool.sold_out", **_named(name), machine=machine.id, backoff_seconds=seconds)
+        return pool
 
     def others_report(self, pools: Mapping[CapacityPool, float]) -> None:
         """Take the whole of what other shards report: pools, each with the rest of its back-off in seconds.
@@ -163,11 +171,17 @@ class Stockouts:
             self._failed_otherwise(before)
 
     def _failed_otherwise(self, machine: Machine) -> None:
-        """A creation failed, or ended where it began, without a word on stock; the third in a row counts as one."""
+        """A creation failed, or ended where it began, without a word on stock.
+
+        The third in a row counts as a stockout, and so does each probe that fails; the next probe is another machine.
+        """
         name = CapacityPool.of(machine)
         pool = self._pools.get(name)
         if pool is not None and pool.probe == machine.id:
-            pool.probe, pool.is_probing = None, False
+            pool = self._back_off(name, machine)
+            pool.failed.add(machine.id)
+            self._note_failure(machine, pool.until_seconds + FAILING_SECONDS)
+            return
         if pool is None:
             self._failed_in_a_row[name] = self._failed_in_a_row.get(name, 0) + 1
             if self._failed_in_a_row[name] >= FAILURES_OF_A_STOCKOUT:
@@ -284,16 +298,21 @@ class Stockouts:
     def _choose_probe(
         self, view: ColumnSnapshot, name: CapacityPool, pool: _Pool, is_pending: Callable[[str], bool]
     ) -> None:
-        """Keep the probe while it is under way or can be created; else take the first machine by id that can."""
+        """Keep the probe while it is under way or can be created; else take the first machine by id that can.
+
+        One whose probe failed has another turn after all others.
+        """
         row = None if pool.probe is None else view.rows.get(pool.probe)
         state = None if row is None else int(view.columns.state[row])
         if pool.probe is not None and (is_pending(pool.probe) or state == MachineState.CREATING):
             return
         pool.is_probing = False
         if state != MachineState.SPECULATIVE:
-            free = pool_rows(view, name)
-            first = next((view.ids[each] for each in free.tolist() if not is_pending(view.ids[each])), None)
-            pool.probe = first
+            free = [each for row in pool_rows(view, name).tolist() if not is_pending(each := view.ids[row])]
+            pool.probe = next((each for each in free if each not in pool.failed), None)
+            if pool.probe is None and free:
+                pool.failed.clear()
+                pool.probe = free[0]
 
     def _forget_what_is_over(self, now_seconds: float) -> None:
         for name, pool in list(self._pools.items()):

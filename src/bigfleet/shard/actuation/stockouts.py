@@ -8,20 +8,22 @@ machines that failed lately are stored.
 
 import math
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import CapacityPool
+from bigfleet.engine.decision import CapacityPool, Options, WithheldPools
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
-from bigfleet.shard.inventory.fleet_queries import OtherCandidates, pool_rows
+from bigfleet.shard.actuation.bootstrap_failures import BootstrapFailures
+from bigfleet.shard.inventory.fleet_queries import FailingPools, OtherCandidates, pool_rows
 from bigfleet.shard.inventory.machine_shapes import Attributes
 from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import ActionOutcome
 
 _log = structlog.get_logger("bigfleet.shard.actuation.stockouts")
 
@@ -39,6 +41,8 @@ ASIDE_MAX_SECONDS = 3_600.0
 WITHOUT_EFFECT = 3
 #: The code at the start of a Failed machine's text (docs/spec/provider.md §8).
 STOCKOUT_CODE = "STOCKOUT"
+#: Answers to a Configure that say that this machine cannot be bootstrapped.
+_REJECTIONS = frozenset({ActionOutcome.PROVIDER_ERROR, ActionOutcome.EXHAUSTED, ActionOutcome.NOT_SUPPORTED})
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class Unavailable:
     sold_out: frozenset[CapacityPool] = frozenset()
     probes: frozenset[MachineId] = frozenset()
     set_aside: frozenset[MachineId] = frozenset()
+    withheld: Mapping[str, WithheldPools] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -103,6 +108,11 @@ class Stockouts:
     _configured: set[MachineId] = field(default_factory=set)
     #: What was read of the fleet's shapes, while machines wait.
     _attributes: Attributes = field(default_factory=Attributes)
+    #: Pools that clusters leave alone because machines could not be bootstrapped.
+    bootstraps: BootstrapFailures = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bootstraps = BootstrapFailures(self.clock, self.metrics)
 
     # ---- what happened --------------------------------------------------------------------------------------------
 
@@ -147,12 +157,15 @@ class Stockouts:
                 _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
-    def configured(self, machine_id: MachineId) -> None:
-        """The provider has accepted a Configure of this machine, or gave no answer that says what came of it.
+    def configure_answered(self, machine: Machine, refusal: ActionOutcome | None, text: str) -> None:
+        """The provider has accepted a Configure of this machine, rejected it with this text, or has not answered.
 
-        What the provider shows of the machine is observed afterwards.
+        What the provider shows of the machine afterwards is observed, unless it was rejected.
         """
-        self._configured.add(machine_id)
+        if refusal is None or refusal is ActionOutcome.UNKNOWN_OUTCOME:
+            self._configured.add(machine.id)
+        elif refusal in _REJECTIONS:
+            self.bootstraps.failed(machine, text)
 
     def observed(self, before: Machine, after: Machine | None) -> None:
         """The provider shows another state than the one before; None when it shows the machine no more."""
@@ -207,6 +220,12 @@ class Stockouts:
             self._failing.setdefault(row, {})[CapacityPool.of(machine)] = until_seconds
 
     def _bootstrap_ended(self, before: Machine, after: Machine, *, was_configured: bool) -> None:
+        if after.state is MachineState.FAILED:
+            self.bootstraps.failed(before, after.last_error)
+        elif after.state is MachineState.IDLE and was_configured:
+            self.bootstraps.failed(before, "the provider shows the machine as Idle after its Configure")
+        elif after.state is MachineState.CONFIGURED:
+            self.bootstraps.configured(after)
         if after.state is MachineState.CONFIGURED:
             known = self._aside.pop(before.id, None)
             if known is not None and known.is_repeated:
@@ -248,17 +267,37 @@ class Stockouts:
         pool.is_probing = True
         return True
 
+    def options_with(
+        self,
+        options: Options,
+        view: ColumnSnapshot,
+        *,
+        is_pending: Callable[[str], bool],
+        rows_of: Callable[[RowKey], Need | None],
+    ) -> Options:
+        """Return the options of the next decision with what it must leave out."""
+        found = self.unavailable(view, is_pending=is_pending, rows_of=rows_of, unjoined=options.unjoined)
+        return replace(
+            options,
+            sold_out=found.sold_out,
+            probes=found.probes,
+            set_aside=found.set_aside,
+            withheld=found.withheld,
+        )
+
     def unavailable(
         self,
         view: ColumnSnapshot,
         *,
         is_pending: Callable[[str], bool],
         rows_of: Callable[[RowKey], Need | None],
+        unjoined: Set[str] = frozenset(),
     ) -> Unavailable:
         """Return what the next decision must leave out.
 
-        `rows_of` returns a row in force. Cost: nothing without a failure, else one look at the columns for each pool
-        that is probed, one for all machines that wait, and one question for each row that they failed for.
+        `rows_of` returns a row in force, `unjoined` are the machines that missed the join deadline. Cost: nothing
+        without a failure, else one look at the columns for each pool that is probed, one for all machines that wait,
+        and one question for each row that they failed for.
         """
         now_seconds = self.clock.monotonic_seconds()
         self._forget_what_is_over(now_seconds)
@@ -268,7 +307,9 @@ class Stockouts:
             if now_seconds >= pool.until_seconds:
                 self._choose_probe(view, name, pool, is_pending)
         self.metrics.pools_sold_out.set(len(self._pools))
-        probes = (pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing)
+        probes = frozenset(
+            pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing
+        )
         sold_out = frozenset(self._pools)
         waiting = {machine_id: each for machine_id, each in self._aside.items() if now_seconds < each.until_seconds}
         repeated = sum(each.is_repeated and machine_id in view.rows for machine_id, each in waiting.items())
@@ -277,7 +318,13 @@ class Stockouts:
         set_aside = frozenset(
             machine_id for machine_id, each in waiting.items() if each.is_repeated or each.row in served
         )
-        return Unavailable(sold_out=sold_out, probes=frozenset(probes), set_aside=set_aside)
+        self.bootstraps.unjoined(view, unjoined)
+        withheld = self.bootstraps.withheld(
+            view,
+            is_pending=is_pending,
+            is_hidden=lambda pool, each: each in set_aside or (pool in sold_out and each not in probes),
+        )
+        return Unavailable(sold_out=sold_out, probes=probes, set_aside=set_aside, withheld=withheld)
 
     def _rows_with_others(
         self,
@@ -333,6 +380,7 @@ class Stockouts:
         """Forget rows that left the demand."""
         for row in [row for row in self._failing if not is_wanted(row)]:
             del self._failing[row]
+        self.bootstraps.keep_only(is_wanted)
 
     def own(self) -> Mapping[CapacityPool, float]:
         """Return the pools that are backed off after failures of this shard, with the rest of it in seconds."""
@@ -340,9 +388,13 @@ class Stockouts:
         left = {name: pool.own_until_seconds - now_seconds for name, pool in self._pools.items()}
         return {name: seconds for name, seconds in left.items() if seconds > 0}
 
-    def failing(self) -> Mapping[RowKey, frozenset[CapacityPool]]:
-        """Return the rows whose last creations failed, with the pools in which they did."""
-        return {row: frozenset(pools) for row, pools in self._failing.items()}
+    def failing(self) -> Mapping[RowKey, FailingPools]:
+        """Return the rows for which machines could not be created or bootstrapped, with the pools of those."""
+        unbootable = self.bootstraps.failing()
+        return {
+            row: FailingPools(frozenset(self._failing.get(row, ())), frozenset(unbootable.get(row, ())))
+            for row in {**self._failing, **unbootable}
+        }
 
 
 def _is_configuring(view: ColumnSnapshot, machine_id: MachineId) -> bool:

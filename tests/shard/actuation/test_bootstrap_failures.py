@@ -105,6 +105,7 @@ async def test_a_row_acquires_elsewhere_when_the_machines_of_its_pool_cannot_be_
 
 
 @pytest.mark.rule("shard 9.8/6")
+@pytest.mark.rule("shard 15/29")
 @pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "failed later"])
 async def test_without_another_pool_it_is_probed_ever_less_and_the_row_is_short_with_the_reason(
     is_refused: bool,

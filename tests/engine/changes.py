@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from hypothesis import strategies as st
 
-from bigfleet.engine.decision import DEFAULT_HOLD_SECONDS, CapacityPool, Options, ParkingKey, Weights
+from bigfleet.engine.decision import DEFAULT_HOLD_SECONDS, CapacityPool, Options, ParkingKey, Weights, WithheldPools
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Machine, PreemptedFor
 from bigfleet.model.need import Need
@@ -250,8 +250,15 @@ class _Writer:
 
     def flags(self) -> Change:
         machine = self._some_machine()
+        pool = CapacityPool.of(machine)
         if self.pick((True, False, False)):
-            pool = CapacityPool.of(machine)
+            cluster, withheld = self.pick(self.clusters), dict(self.options.withheld)
+            known = withheld.pop(cluster, WithheldPools(pools=frozenset()))
+            pools, probes = known.pools ^ {pool}, known.probes ^ ({machine.id} if self.pick((True, False)) else set())
+            if pools:
+                withheld[cluster] = WithheldPools(pools=pools, probes=probes)
+            return self._settings(replace(self.options, withheld=withheld))
+        if self.pick((True, False, False)):
             return self._settings(replace(self.options, sold_out=self.options.sold_out ^ {pool}))
         name = self.pick(("reserved", "unjoined", "probes", "set_aside"))
         return self._settings(replace(self.options, **{name: getattr(self.options, name) ^ {machine.id}}))

@@ -103,11 +103,15 @@ def _kinds(
     stock: Counter[_Kind] = Counter()
     # Offers first: Spot machines of one class may have several prices, and what is acquired costs what is on offer.
     for place, offer in enumerate(fleet.offers):
+        if not cluster.may_plan_with(offer.example):
+            continue
         available = offer.available if left is None else left.get(place, 0)
         key, is_idle = class_key(offer.example), offer.state is MachineState.IDLE
         kind = found.setdefault((key, is_idle, False), _Kind(key, is_idle, offer.example, offer.shape))
         stock[kind] += available
     for host in cluster.hosts:
+        if not host.is_configured and not cluster.may_plan_with(host.machine):
+            continue
         key, is_refused = class_key(host.machine), host.machine.id in refused
         kind = found.setdefault((key, False, is_refused), _Kind(key, False, host.machine, host.shape, is_refused))
         held[kind].append(host)
@@ -273,15 +277,17 @@ def target_of_held(asked: ClusterProblem, answer: Composition) -> Target | None:
     return replace(target_of(asked, answer), counts={key: count for key, count in counts.items() if count})
 
 
-def added_by_offer(asked: ClusterProblem, answer: Composition, fleet: DecisionState) -> dict[int, int]:
-    """Return how many machines of each offer, by its place, the composition acquires."""
+def added_by_offer(
+    asked: ClusterProblem, answer: Composition, fleet: DecisionState, cluster: ClusterState
+) -> dict[int, int]:
+    """Return how many machines of each offer, by its place, the composition of the cluster acquires."""
     wanted: Counter[tuple[ClassKey, bool]] = Counter()
     for kind, count in zip(asked.kinds, answer.added, strict=True):
         wanted[(kind.key, kind.is_idle)] += count
     taken: dict[int, int] = {}
     for place, offer in enumerate(fleet.offers):
         key = (class_key(offer.example), offer.state is MachineState.IDLE)
-        count = min(wanted[key], offer.available)
+        count = min(wanted[key], offer.available) if cluster.may_plan_with(offer.example) else 0
         if count:
             taken[place] = count
             wanted[key] -= count

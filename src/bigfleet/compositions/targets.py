@@ -112,6 +112,6 @@ def _targets_in(
         except ProblemFault:
             continue
         targets[cluster] = target_of(asked, answer)
-        for place, count in added_by_offer(asked, answer, fleet).items():
+        for place, count in added_by_offer(asked, answer, fleet, fleet.clusters[cluster]).items():
             left[place] -= count
     return targets

@@ -114,6 +114,19 @@ class CapacityPool(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WithheldPools:
+    """Pools of which a cluster acquires nothing for now, because their machines could not be bootstrapped for it."""
+
+    pools: frozenset[CapacityPool]
+    #: Machines of these pools that the cluster may acquire all the same.
+    probes: frozenset[str] = frozenset()
+
+    def hides(self, machine: Machine) -> bool:
+        """Return whether the cluster may not acquire the machine."""
+        return machine.id not in self.probes and CapacityPool.of(machine) in self.pools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
     """Weights of the victim score (docs/spec/aggregates.md §6.4)."""
 
@@ -141,6 +154,8 @@ class Options:
     probes: frozenset[str] = frozenset()
     #: Idle machines that failed to bootstrap and are no candidates for now (docs/spec/model.md §1).
     set_aside: frozenset[str] = frozenset()
+    #: Pools that are withheld from a cluster, by cluster (docs/spec/engine.md §1.1); absent is none.
+    withheld: Mapping[str, WithheldPools] = field(default_factory=dict)
     #: Seconds that an Idle machine is held before it is released; a type that is absent or ≤ 0 is never released.
     hold_seconds: Mapping[CapacityType, float] = field(default_factory=lambda: DEFAULT_HOLD_SECONDS)
     weights: Weights = field(default_factory=Weights)

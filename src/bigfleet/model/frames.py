@@ -81,6 +81,7 @@ class UnmetReason(IntEnum):
     STOCKOUT = 101
     REQUEST_TOO_LARGE = 102
     CLUSTER_LIMIT = 103
+    BOOTSTRAP_FAILED = 104
 
     @property
     def label(self) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columns.store import Columns, Offer, Shape
-from bigfleet.engine.decision import CapacityPool, Options, ParkingKey, Weights
+from bigfleet.engine.decision import CapacityPool, Options, ParkingKey, Weights, WithheldPools
 from bigfleet.engine.targets import ClassKey, Target, TargetClaim
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.machine import Stamp
@@ -148,6 +148,10 @@ class TargetEntry(msgspec.Struct, frozen=True, array_like=True):
     limited_pools: tuple[str, ...] = ()
 
 
+#: Instance type, zone and capacity type of a pool.
+PoolEntry = tuple[str, str, int]
+
+
 class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How the options differ; None is as before."""
 
@@ -161,7 +165,7 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     parking_ages: tuple[tuple[str, str, str, int], ...] | None = None
     overheads: tuple[tuple[str, tuple[RecordedOverhead, ...]], ...] | None = None
     #: (instance type, zone, capacity type); recordings of versions without these three begin with none of them.
-    sold_out: tuple[tuple[str, str, int], ...] | None = None
+    sold_out: tuple[PoolEntry, ...] | None = None
     probes: tuple[str, ...] | None = None
     set_aside: tuple[str, ...] | None = None
     #: Targets that changed since the cycle before, by cluster; None for a cluster that has none any more. Recordings of
@@ -172,6 +176,8 @@ class OptionsDelta(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     fullness: tuple[tuple[str, int], ...] | None = None
     #: Recordings of versions without it begin with none.
     leaving: tuple[str, ...] | None = None
+    #: (cluster, pools, probes); recordings of versions without it begin with none.
+    withheld: tuple[tuple[str, tuple[PoolEntry, ...], tuple[str, ...]], ...] | None = None
 
 
 class RecordedOutcome(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -381,13 +387,16 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
         overheads=tuple((cluster, _overheads(options.overheads[cluster])) for cluster in sorted(options.overheads))
         if changed("overheads")
         else None,
-        sold_out=tuple(sorted((pool.instance_type, pool.zone, int(pool.capacity_type)) for pool in options.sold_out))
-        if changed("sold_out")
-        else None,
+        sold_out=_pools(options.sold_out) if changed("sold_out") else None,
         probes=_sorted(options.probes) if changed("probes") else None,
         set_aside=_sorted(options.set_aside) if changed("set_aside") else None,
         targets=_targets_delta(options.targets, {} if before is None else before.targets),
         awaiting_plan=_sorted(options.awaiting_plan) if changed("awaiting_plan") else None,
+        withheld=tuple(
+            (cluster, _pools(each.pools), _sorted(each.probes)) for cluster, each in sorted(options.withheld.items())
+        )
+        if changed("withheld")
+        else None,
         fullness=tuple(sorted(options.fullness.items())) if changed("fullness") else None,
         leaving=_sorted(options.leaving) if changed("leaving") else None,
     )
@@ -395,8 +404,26 @@ def options_delta(options: Options, before: Options | None) -> OptionsDelta:
 
 #: Options that a recording need not have: older versions had none of them, and a shard never sets the last one.
 _ADDED_OPTIONS: Final = frozenset(
-    {"sold_out", "probes", "set_aside", "targets", "awaiting_plan", "fullness", "leaving", "idle_head_start"}
+    {
+        "sold_out",
+        "probes",
+        "set_aside",
+        "targets",
+        "awaiting_plan",
+        "fullness",
+        "leaving",
+        "withheld",
+        "idle_head_start",
+    }
 )
+
+
+def _pools(pools: Iterable[CapacityPool]) -> tuple[PoolEntry, ...]:
+    return tuple(sorted((pool.instance_type, pool.zone, int(pool.capacity_type)) for pool in pools))
+
+
+def _pools_of(entries: Iterable[PoolEntry]) -> frozenset[CapacityPool]:
+    return frozenset(CapacityPool(instance_type, zone, CapacityType(kind)) for instance_type, zone, kind in entries)
 
 
 def options_of(delta: OptionsDelta, before: Options | None) -> Options:
@@ -418,9 +445,12 @@ def options_of(delta: OptionsDelta, before: Options | None) -> Options:
     if delta.overheads is not None:
         said["overheads"] = {cluster: _overheads_of(entries) for cluster, entries in delta.overheads}
     if delta.sold_out is not None:
-        said["sold_out"] = frozenset(
-            CapacityPool(instance_type, zone, CapacityType(kind)) for instance_type, zone, kind in delta.sold_out
-        )
+        said["sold_out"] = _pools_of(delta.sold_out)
+    if delta.withheld is not None:
+        said["withheld"] = {
+            cluster: WithheldPools(pools=_pools_of(pools), probes=frozenset(probes))
+            for cluster, pools, probes in delta.withheld
+        }
     if delta.fullness is not None:
         said["fullness"] = dict(delta.fullness)
     if delta.targets is not None:

@@ -166,6 +166,8 @@ class ShardMetrics:
         self.inflight = gauge("execute_inflight", "Actions that hold a worker slot")
         self.waiting = gauge("execute_waiting", "Actions that wait for an operator", ["for"])
         self.stockouts = counter("stockouts_total", "Back-offs of capacity pools that were out of stock")
+        text = "Capacity pools that clusters leave alone because bootstraps failed, summed over clusters"
+        self.pools_withheld = gauge("capacity_pools_withheld", text)
         self.pools_sold_out = gauge("capacity_pools_sold_out", "Capacity pools that are out of stock")
         self.machines_set_aside = gauge(
             "machines_set_aside", "Machines that are not bound for now because repeated Configures left them Idle"

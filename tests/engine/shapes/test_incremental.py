@@ -10,7 +10,7 @@ import pytest
 from bigfleet.compositions.targets import targets_of
 from bigfleet.engine.columnar.kernels import pod_credit
 from bigfleet.engine.columns.store import ColumnStore
-from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey
+from bigfleet.engine.decision import Action, ActionKind, CapacityPool, Decision, Options, ParkingKey, WithheldPools
 from bigfleet.engine.folding import forms_of
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.shapes.pod_engine import PodEngine
@@ -120,6 +120,11 @@ class Life:
             case 6:
                 pools = {CapacityPool.of(m) for m in machines.values()}
                 self.options = replace(self.options, sold_out=frozenset(sorted(pools)[:1]))
+                withheld = WithheldPools(
+                    pools=frozenset(rng.sample(sorted(pools), min(rng.randrange(3), len(pools)))),
+                    probes=frozenset(rng.sample(sorted(machines), min(rng.randrange(3), len(machines)))),
+                )
+                self.options = replace(self.options, withheld={rng.choice(["ca", "cb"]): withheld})
             case 7:
                 gangs = [row for row in self.demand if row.profile.same_key is not None]
                 ages = {ParkingKey(row.cluster, row.group, row.fingerprint): rng.choice([3, 9, 32]) for row in gangs}

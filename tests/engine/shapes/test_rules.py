@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bigfleet.engine.decision import ActionKind, Decision, Options
+from bigfleet.engine.decision import ActionKind, CapacityPool, Decision, Options, WithheldPools
 from bigfleet.engine.folding import folded_need
 from bigfleet.engine.shapes.decide import decide
 from bigfleet.engine.snapshot import Snapshot
@@ -132,6 +132,23 @@ def test_what_is_planned_for_the_highest_rows_is_on_the_machines_that_the_cluste
 
     assert [result.claimed for result in decision.rows] == [("held",), ("drained",), ()]
     assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", "d")]
+
+
+def test_a_cluster_acquires_nothing_of_a_withheld_pool_but_its_probe() -> None:
+    """What it holds of the pool stays, and other clusters use the pool."""
+    pool = CapacityPool.of(m4("n", S.IDLE))
+    held, free = m4("h", S.CONFIGURED), [m4(f"f{n}", S.SPECULATIVE) for n in range(3)]
+    other = m4("o", S.SPECULATIVE, zone="b", price_usd_per_hour=9.0)
+    rows = [row(100, dataclasses.replace(WHOLE, count=2)), row(90, WHOLE, group="other")]
+    rows[1] = dataclasses.replace(rows[1], cluster=ClusterId("d"))
+
+    def acquired(*, probes: frozenset[str]) -> list[list[str]]:
+        withheld = {"c": WithheldPools(pools=frozenset({pool}), probes=probes)}
+        decision = decided([held, m4("i", S.IDLE), *free, other], rows, withheld=withheld)
+        return [sorted(result.claimed) for result in decision.rows]
+
+    assert acquired(probes=frozenset()) == [["h", "o"], ["i"]]
+    assert acquired(probes=frozenset({"f2"})) == [["f2", "h"], ["i"]]
 
 
 def test_of_a_planned_class_idle_machines_come_first() -> None:

@@ -164,6 +164,7 @@ ENUMS: dict[str, dict[str, int]] = {
         "UNMET_REASON_STOCKOUT": 101,
         "UNMET_REASON_REQUEST_TOO_LARGE": 102,
         "UNMET_REASON_CLUSTER_LIMIT": 103,
+        "UNMET_REASON_BOOTSTRAP_FAILED": 104,
     },
     "InstructAck.Outcome": {
         "OUTCOME_UNSPECIFIED": 0,

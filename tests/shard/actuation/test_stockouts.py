@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 
@@ -200,6 +201,42 @@ async def test_three_creations_that_fail_for_any_reason_count_as_a_stockout() ->
 
     tried = [name for method, name, _sequence in provider.calls if method == "create"]
     assert [name.partition("-")[0] for name in tried] == ["cheap"] * 3 + ["dear"]
+
+
+@dataclass
+class FailsLater(ScriptedProvider):
+    """Accepts each Create; those of some types end Failed, with a code other than STOCKOUT, and the slot returns."""
+
+    broken: set[str] = field(default_factory=set)
+
+    def settle(self, *machine_ids: str) -> None:
+        for record in list(self.records.values()):
+            if record.state is S.FAILED:
+                self.records[record.id] = replace(record, state=S.SPECULATIVE, last_error="")
+            elif record.state is S.CREATING and record.instance_type in self.broken:
+                self.fail(record.id, "TIMEOUT: timeout after 120 s")
+        super().settle(*machine_ids)
+
+
+@pytest.mark.rule("shard 9.8/2")
+async def test_each_probe_that_fails_for_any_reason_doubles_the_back_off_and_the_next_is_another_machine() -> None:
+    provider = FailsLater(broken={"cheap"})
+    slots(provider, "cheap", 10, 1.0)
+    world = World(provider)
+    world.connect("c1").report(row(1))
+    seconds = []
+    for number in range(int(2.5 * 3600 / CYCLE_SECONDS)):
+        before = len(provider.calls)
+        await world.cycle()
+        seconds += [number * CYCLE_SECONDS] * sum(call[0] == "create" for call in provider.calls[before:])
+        provider.settle()
+        await world.shard._clock.sleep(CYCLE_SECONDS)
+
+    tried = [name for method, name, _sequence in provider.calls if method == "create"]
+    gaps = [later - earlier for earlier, later in pairwise(seconds)]
+    # Three that fail at first, then one after each back-off of 3, 6, 12, 24, 48 and 60 minutes.
+    assert [int(gap // 60) for gap in gaps[2:]] == [3, 6, 12, 24, 48]
+    assert len(set(tried[3:])) == 5
 
 
 @pytest.mark.rule("shard 9.8/4")

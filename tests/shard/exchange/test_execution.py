@@ -24,7 +24,9 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.cluster_policy import ClusterPolicies, ClusterPolicy
 from bigfleet.shard.exchange.exchange_records import ExchangeRecord, MemoryExchanges
 from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
+from bigfleet.shard.ports import RefusalKind
 from bigfleet.shard.sessions.outbox import CloseReason
+from tests.shard.cycle.test_composition_plans import Workers as PlanWorkers
 from tests.shard.cycle.test_pods import pods
 from tests.shard.exchange.test_proposals import Fleet, Workers, dear, spot
 
@@ -313,6 +315,36 @@ async def test_a_machine_that_is_handed_over_ends_it(machine_id: str) -> None:
     await fleet.minutes(1)
 
     assert fleet.end() == ("arrival-failed" if machine_id == "spot0" else "left-early")
+
+
+@pytest.mark.parametrize("workers", [None, PlanWorkers(1.0)], ids=["in the cycle", "by workers"])
+async def test_an_abandoned_exchange_leaves_no_wish_for_what_was_to_come(workers: PlanWorkers | None) -> None:
+    """A composition that counts on a machine that is still being created drops one that serves, for nothing."""
+    fleet = Exchanging(synchronous=False, plan_workers=workers)
+    await fleet.until(ExchangePhase.ACQUIRING)
+    await fleet.minutes(int(ACQUIRING_SECONDS_MAX / 60) + 5)
+    assert fleet.end() == "acquired-too-late"
+    fleet.provider.fail("spot0", "it does not boot")
+    calls = len(fleet.provider.calls)
+    await fleet.minutes(300)
+
+    assert [call for call in fleet.provider.calls[calls:] if call[0] in ("create", "drain")] == []
+    assert fleet.holds() == ["c1-dear0", "c1-dear1"]
+
+
+async def test_a_pool_whose_machines_cannot_be_configured_ends_it() -> None:
+    """The third failure in a row withholds the pool; an exchange does not wait for its probes."""
+    fleet = Exchanging()
+    for number in range(4):
+        fleet.provider.refusals["configure", f"spot{number}"] = [RefusalKind.REFUSED] * 99
+    await fleet.until(ExchangePhase.ACQUIRING)
+    await fleet.minutes(10)
+    assert fleet.end() == "arrival-failed"
+    assert sum(call[0] == "create" for call in fleet.provider.calls) <= 3
+
+    await fleet.minutes(300)
+    assert sum(call[0] == "create" for call in fleet.provider.calls) <= 3
+    assert fleet.holds() == ["c1-dear0", "c1-dear1"]
 
 
 async def test_what_left_before_is_not_bought_back() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bigfleet.engine.columnar.engine import ColumnarEngine
 from bigfleet.engine.columns.store import column_snapshot
-from bigfleet.engine.decision import CapacityPool, Options, RowResult
+from bigfleet.engine.decision import CapacityPool, Options, RowResult, WithheldPools
 from bigfleet.engine.fleet_engine import FleetEngine
 from bigfleet.engine.shortfalls import priority_class
 from bigfleet.engine.snapshot import Snapshot
@@ -25,7 +25,7 @@ from bigfleet.model.shapes import PODS
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.cycle.shortfall_ages import ShortfallAges, next_ages, short_of_cycle
-from bigfleet.shard.inventory.fleet_queries import SoldOutShapes
+from bigfleet.shard.inventory.fleet_queries import FailingPools, SoldOutShapes
 from bigfleet.shard.inventory.machine_shapes import Ask, Fits, FleetClasses, Prices, live_prices
 from bigfleet.shard.status.need_status import (
     ROWS_MAX,
@@ -35,7 +35,7 @@ from bigfleet.shard.status.need_status import (
     shortfall_counts,
     statuses,
 )
-from bigfleet.shard.status.views import ViewContext, reason_of, short_of, split_residual
+from bigfleet.shard.status.views import ViewContext, is_unbootable, reason_of, short_of, split_residual
 from tests.engine.proof import in_proportion
 from tests.shard.world import machine
 from tests.strategies import FleetInput, fleets
@@ -70,6 +70,7 @@ def unmet_one_by_one(short: Sequence[RowResult], context: ViewContext, fits: Fit
             reason = reason_of(
                 result,
                 is_refused=key in context.refused,
+                is_unbootable=is_unbootable(context.failing.get(key)) or sold_out.are_withheld_from(member),
                 lacks_stock=key in context.failing or sold_out.could_host(member),
                 has_supply=bool(fits.fitting(ask).any()),
             )
@@ -103,7 +104,7 @@ def plain_context(fleet: FleetInput) -> ViewContext:
 
 
 def drawn_context(fleet: FleetInput, data: st.DataObject) -> ViewContext:
-    """Return a context in which some rows are refused and the creations of some fail."""
+    """Return a context in which some rows are refused, and creations and bootstraps of some fail."""
     keys = sorted({need.key for need in fleet.demand})
     pools = sorted({CapacityPool.of(machine) for machine in fleet.snapshot.machines.values()})
     some_keys = st.frozensets(st.sampled_from(keys)) if keys else st.just(frozenset[RowKey]())
@@ -115,7 +116,7 @@ def drawn_context(fleet: FleetInput, data: st.DataObject) -> ViewContext:
         demand=fleet.demand,
         options=fleet.options,
         refused=data.draw(some_keys),
-        failing=dict.fromkeys(data.draw(some_keys), data.draw(some_pools)),
+        failing=dict.fromkeys(data.draw(some_keys), FailingPools(data.draw(some_pools), data.draw(some_pools))),
         row_ages={key: number for number, key in enumerate(keys)},
     )
 
@@ -181,9 +182,14 @@ def test_what_was_found_in_earlier_cycles_changes_nothing(fleet: FleetInput, dat
     pools = sorted({CapacityPool.of(machine) for machine in machines})
     some_machines = st.lists(st.sampled_from(machines), unique_by=id) if machines else st.just([])
     some_pools = st.frozensets(st.sampled_from(pools)) if pools else st.just(frozenset[CapacityPool]())
+    clusters = sorted({need.cluster for need in fleet.demand})
+    some_clusters = st.frozensets(st.sampled_from(clusters or [ClusterId("")]))
     for _cycle in range(4):
         present = data.draw(some_machines | st.just(machines))
         options = replace(fleet.options, sold_out=data.draw(st.just(frozenset[CapacityPool]()) | some_pools))
+        if data.draw(st.sampled_from((True, False))):
+            withheld = WithheldPools(pools=data.draw(some_pools))
+            options = replace(options, withheld=dict.fromkeys(data.draw(some_clusters), withheld))
         now = FleetInput(Snapshot.of(present, {}), fleet.demand, options)
         context = drawn_context(now, data) if data.draw(st.booleans()) else plain_context(now)
         decision = engine.decide(context.snapshot, fleet.demand, options)

@@ -57,6 +57,7 @@ _SHORT: Final[Mapping[UnmetReason, str]] = {
     UnmetReason.TOPOLOGY_UNSATISFIABLE: "no domain fits",
     UnmetReason.PREEMPTION_EXHAUSTED: "wait for a drain",
     UnmetReason.BOOTSTRAP_REFUSED: "refused by the cluster",
+    UnmetReason.BOOTSTRAP_FAILED: "machines do not start",
     UnmetReason.STOCKOUT: "out of stock",
     UnmetReason.REQUEST_TOO_LARGE: "too large for any machine",
     UnmetReason.CLUSTER_LIMIT: "limited by policy",

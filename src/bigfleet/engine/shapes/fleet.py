@@ -11,7 +11,7 @@ from itertools import chain, islice, repeat
 from typing import Final
 
 from bigfleet.engine.bulk import made_at_once
-from bigfleet.engine.decision import Options
+from bigfleet.engine.decision import Options, WithheldPools
 from bigfleet.engine.shapes.choice import PodPrices, Prices, reference_prices
 from bigfleet.engine.shapes.columns.loops import PodLoops
 from bigfleet.engine.shapes.columns.machines import ColumnMachines
@@ -182,13 +182,13 @@ class DecisionState:
     #: By shape, capacity type, price and probability.
     _classes: dict[tuple[int, CapacityType, float, float], ClassKey] = field(default_factory=dict)
     _by_class: dict[ClassKey, list[OfferState]] | None = None
-    #: By the shapes that a row may use, and whether it is pinned.
-    _usable: dict[tuple[frozenset[int], bool], list[OfferState]] = field(default_factory=dict)
-    _usable_in_domains: dict[tuple[frozenset[int], bool, str], dict[str, list[OfferState]]] = field(
-        default_factory=dict
+    #: By the shapes that a row may use, whether it is pinned, and what is withheld from its cluster.
+    _usable: dict[tuple[frozenset[int], bool, WithheldPools | None], list[OfferState]] = field(default_factory=dict)
+    _usable_in_domains: dict[tuple[frozenset[int], bool, WithheldPools | None, str], dict[str, list[OfferState]]] = (
+        field(default_factory=dict)
     )
-    _pod_prices: dict[tuple[str, frozenset[int], bool], PodPrices] = field(default_factory=dict)
-    _pod_prices_in: dict[str, PodPrices] = field(default_factory=dict)
+    _pod_prices: dict[tuple[str, frozenset[int], bool, WithheldPools | None], PodPrices] = field(default_factory=dict)
+    _pod_prices_in: dict[tuple[str, WithheldPools | None], PodPrices] = field(default_factory=dict)
     #: Of gangs with shapes.
     _gang_prices: dict[PodPrices, tuple[Prices, tuple[float, ...]]] = field(default_factory=dict)
     _in_domain: dict[tuple[frozenset[int], str], dict[str, frozenset[int]]] = field(default_factory=dict)
@@ -245,7 +245,7 @@ class DecisionState:
 
     def usable(self, row: RowState) -> list[OfferState]:
         """Return the offers that the row may use, whether anything is left of them or not."""
-        key = (row.matching, row.is_pinned)
+        key = (row.matching, row.is_pinned, row.cluster.withheld)
         found = self._usable.get(key)
         if found is None:
             found = self._usable[key] = [o for o in self.offers if row.may_use(o.example, o.shape)]
@@ -253,7 +253,7 @@ class DecisionState:
 
     def usable_in_domains(self, row: RowState, key: str) -> Mapping[str, Sequence[OfferState]]:
         """Return the offers that the row may use by their value of the key; those without one are left out."""
-        question = (row.matching, row.is_pinned, key)
+        question = (row.matching, row.is_pinned, row.cluster.withheld, key)
         found = self._usable_in_domains.get(question)
         if found is None:
             found = self._usable_in_domains[question] = {}
@@ -265,7 +265,7 @@ class DecisionState:
 
     def pod_prices(self, row: RowState) -> PodPrices:
         """Return the prices of pods on the offers that the row may use."""
-        key = (self._overheads_of(row.cluster.id), row.matching, row.is_pinned)
+        key = (self._overheads_of(row.cluster.id), row.matching, row.is_pinned, row.cluster.withheld)
         found = self._pod_prices.get(key)
         if found is None:
             totals = self.totals(row.cluster.id)
@@ -274,7 +274,7 @@ class DecisionState:
 
     def pod_prices_in(self, cluster: str) -> PodPrices:
         """Return the prices of a cluster's pods on all offers."""
-        key = self._overheads_of(cluster)
+        key = (self._overheads_of(cluster), self.options.withheld.get(cluster))
         found = self._pod_prices_in.get(key)
         if found is None:
             found = self._pod_prices_in[key] = PodPrices(self.offers, self.totals(cluster), self.dimensions.pods)
@@ -397,8 +397,9 @@ def vectors_of(need: Need) -> list[Vector]:
 def add_clusters(fleet: DecisionState, needs: Mapping[str, Sequence[tuple[int, Need]]]) -> None:
     """Make clusters, without the states of their rows."""
     for cluster_id, rows in needs.items():
-        is_waiting = cluster_id in fleet.options.awaiting_plan
-        fleet.clusters[cluster_id] = ClusterState(id=cluster_id, needs=rows, awaits_plan=is_waiting)
+        cluster = fleet.clusters[cluster_id] = ClusterState(id=cluster_id, needs=rows)
+        cluster.awaits_plan = cluster_id in fleet.options.awaiting_plan
+        cluster.withheld = fleet.options.withheld.get(cluster_id)
 
 
 def rows_of(fleet: DecisionState, cluster: ClusterState) -> list[RowState]:

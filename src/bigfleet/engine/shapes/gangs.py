@@ -185,7 +185,7 @@ def _gang(row: RowState, fleet: DecisionState, index: HostIndex) -> _Gang:
         return _Gang(row, prices, weights, None, least_room(()), own)
     cluster = row.cluster.id if row.cluster.id in fleet.options.overheads else ""
     pods = tuple([(g.request, g.left, g.limit, g.is_waiting) for g in row.groups])
-    kind = (cluster, row.is_pinned, row.penalty_dollars, pods)
+    kind = (cluster, row.cluster.withheld, row.is_pinned, row.penalty_dollars, pods)
     return _Gang(row, prices, weights, kind, least_room(group.request for group in row.groups), own)
 
 

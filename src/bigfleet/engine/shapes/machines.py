@@ -129,8 +129,10 @@ class SnapshotMachines:
     def offers(self) -> list[OfferState]:
         """Return new offers of what may be acquired, in the order of the lowest id of each."""
         groups: defaultdict[tuple[object, ...], list[Machine]] = defaultdict(list)
+        probes = probes_of(self._options)
         for machine in self._free:
             key = (
+                machine.id if machine.id in probes else "",
                 machine.state,
                 self._shapes.of[machine.id],
                 machine.capacity_type,
@@ -188,6 +190,11 @@ class SnapshotMachines:
             seconds_left = hold_seconds_left(machine, self._snapshot, self._options)
             if seconds_left is not None and seconds_left <= 0 and machine.id not in self._options.reserved:
                 yield machine
+
+
+def probes_of(options: Options) -> frozenset[str]:
+    """Return the machines that clusters may acquire of pools that are withheld from them."""
+    return frozenset(machine_id for each in options.withheld.values() for machine_id in each.probes)
 
 
 def owner_of(machine: Machine) -> str:

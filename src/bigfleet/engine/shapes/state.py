@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, NamedTuple, Protocol
 
-from bigfleet.engine.decision import RowResult
+from bigfleet.engine.decision import CapacityPool, RowResult, WithheldPools
 from bigfleet.engine.targets import ClassKey
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -201,10 +201,13 @@ class RowState:
         return not self.need.parked
 
     def may_use(self, machine: Machine, shape: int) -> bool:
-        """Return whether the profile allows the machine; a pinned row uses nothing that can be interrupted."""
-        return shape in self.matching and not (
-            machine.interruption_probability > 0 and self.penalty_dollars == math.inf
-        )
+        """Return whether the profile allows the machine, and the cluster may have it.
+
+        A pinned row uses nothing that can be interrupted.
+        """
+        if shape not in self.matching or (machine.interruption_probability > 0 and self.penalty_dollars == math.inf):
+            return False
+        return self.cluster.withheld is None or self.cluster.may_have(machine)
 
 
 class LeastRoom(NamedTuple):
@@ -350,6 +353,8 @@ class ClusterState:
     units: ClusterUnits | None = None
     #: Whether it takes no new machines until its target composition is there.
     awaits_plan: bool = False
+    #: Pools of which the cluster acquires nothing; None for none.
+    withheld: WithheldPools | None = None
     #: Whether everything had a place on what the cluster holds.
     is_credited: bool = False
     #: Whether machines in creation whose cluster is not known count for it.
@@ -372,6 +377,16 @@ class ClusterState:
         if self._hosts is None:
             self._hosts = [] if self.claims is None else self.claims.hosts()
         return self._hosts
+
+    def may_have(self, machine: Machine) -> bool:
+        """Return whether the cluster holds the machine, or its pool is not withheld from it."""
+        if self.withheld is None or machine.cluster == self.id or machine.state is MachineState.CREATING:
+            return True
+        return not self.withheld.hides(machine)
+
+    def may_plan_with(self, machine: Machine) -> bool:
+        """Return whether a composition may count on the machine: its pool is not withheld, and it is no probe."""
+        return self.withheld is None or CapacityPool.of(machine) not in self.withheld.pools
 
     def leave_columns(self) -> None:
         """Have the claims in `hosts` alone, because they are about to change."""

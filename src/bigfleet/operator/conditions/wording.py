@@ -28,6 +28,7 @@ SHORTFALL_REASONS: Final[Mapping[UnmetReason, str]] = {
     UnmetReason.TOPOLOGY_UNSATISFIABLE: "TopologyUnsatisfiable",
     UnmetReason.PREEMPTION_EXHAUSTED: "PreemptionExhausted",
     UnmetReason.BOOTSTRAP_REFUSED: "BootstrapRefused",
+    UnmetReason.BOOTSTRAP_FAILED: "BootstrapFailed",
     UnmetReason.STOCKOUT: "Stockout",
     UnmetReason.REQUEST_TOO_LARGE: REQUEST_TOO_LARGE,
     UnmetReason.CLUSTER_LIMIT: "ClusterLimit",

@@ -303,8 +303,7 @@ class Executors:
     def _configured(
         self, record: ActionRecord, stamped: Machine, profile: Profile, ack: TransitionAck | ActionOutcome
     ) -> ActionOutcome:
-        if not isinstance(ack, ActionOutcome) or ack is ActionOutcome.UNKNOWN_OUTCOME:
-            self._stockouts.configured(stamped.id)
+        self._stockouts.configure_answered(stamped, ack if isinstance(ack, ActionOutcome) else None, record.message)
         if isinstance(ack, ActionOutcome):
             return ActionOutcome.CONFIGURE_ERROR if ack is ActionOutcome.PROVIDER_ERROR else ack
         if not self._take(stamped.id, ack.record):

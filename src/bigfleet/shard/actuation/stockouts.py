@@ -8,20 +8,22 @@ machines that failed lately are stored.
 
 import math
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import CapacityPool
+from bigfleet.engine.decision import CapacityPool, Options, WithheldPools
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
-from bigfleet.shard.inventory.fleet_queries import OtherCandidates, pool_rows
+from bigfleet.shard.actuation.bootstrap_failures import BootstrapFailures
+from bigfleet.shard.inventory.fleet_queries import FailingPools, OtherCandidates, pool_rows
 from bigfleet.shard.inventory.machine_shapes import Attributes
 from bigfleet.shard.metrics import ShardMetrics
+from bigfleet.shard.outcomes import ActionOutcome
 
 _log = structlog.get_logger("bigfleet.shard.actuation.stockouts")
 
@@ -39,6 +41,8 @@ ASIDE_MAX_SECONDS = 3_600.0
 WITHOUT_EFFECT = 3
 #: The code at the start of a Failed machine's text (docs/spec/provider.md §8).
 STOCKOUT_CODE = "STOCKOUT"
+#: Answers to a Configure that say that this machine cannot be bootstrapped.
+_REJECTIONS = frozenset({ActionOutcome.PROVIDER_ERROR, ActionOutcome.EXHAUSTED, ActionOutcome.NOT_SUPPORTED})
 
 
 @dataclass(slots=True)
@@ -53,6 +57,8 @@ class _Pool:
     probe: MachineId | None = None
     #: Whether that Create was sent and has not ended.
     is_probing: bool = False
+    #: Machines whose probe failed without a word on stock: others have their turn first.
+    failed: set[MachineId] = field(default_factory=set)
 
     @property
     def until_seconds(self) -> float:
@@ -83,6 +89,7 @@ class Unavailable:
     sold_out: frozenset[CapacityPool] = frozenset()
     probes: frozenset[MachineId] = frozenset()
     set_aside: frozenset[MachineId] = frozenset()
+    withheld: Mapping[str, WithheldPools] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -101,6 +108,11 @@ class Stockouts:
     _configured: set[MachineId] = field(default_factory=set)
     #: What was read of the fleet's shapes, while machines wait.
     _attributes: Attributes = field(default_factory=Attributes)
+    #: Pools that clusters leave alone because machines could not be bootstrapped.
+    bootstraps: BootstrapFailures = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.bootstraps = BootstrapFailures(self.clock, self.metrics)
 
     # ---- what happened --------------------------------------------------------------------------------------------
 
@@ -109,17 +121,23 @@ class Stockouts:
 
         Failures that arrive while the pool is backed off belong to the same round and double nothing.
         """
-        pool, now_seconds = CapacityPool.of(machine), self.clock.monotonic_seconds()
-        self._failed_in_a_row.pop(pool, None)
-        known = self._pools.get(pool)
+        name, now_seconds = CapacityPool.of(machine), self.clock.monotonic_seconds()
+        self._failed_in_a_row.pop(name, None)
+        known = self._pools.get(name)
         if known is None or known.is_probing or now_seconds >= known.own_until_seconds:
-            seconds = POOL_BACKOFF_FIRST_SECONDS if known is None else known.next_seconds
-            others_until_seconds = -math.inf if known is None else known.others_until_seconds
-            known = _Pool(now_seconds + seconds, min(2 * seconds, POOL_BACKOFF_MAX_SECONDS), others_until_seconds)
-            self._pools[pool] = known
-            self.metrics.stockouts.inc()
-            _log.warning("pool.sold_out", **_named(pool), machine=machine.id, backoff_seconds=seconds)
+            known = self._back_off(name, machine)
         self._note_failure(machine, known.until_seconds + FAILING_SECONDS)
+
+    def _back_off(self, name: CapacityPool, machine: Machine) -> _Pool:
+        """Begin the next back-off of a pool, after a creation of this machine failed."""
+        pool = self._pools.setdefault(name, _Pool(-math.inf, POOL_BACKOFF_FIRST_SECONDS))
+        seconds = pool.next_seconds
+        pool.own_until_seconds = self.clock.monotonic_seconds() + seconds
+        pool.next_seconds = min(2 * seconds, POOL_BACKOFF_MAX_SECONDS)
+        pool.probe, pool.is_probing = None, False
+        self.metrics.stockouts.inc()
+        _log.warning("pool.sold_out", **_named(name), machine=machine.id, backoff_seconds=seconds)
+        return pool
 
     def others_report(self, pools: Mapping[CapacityPool, float]) -> None:
         """Take the whole of what other shards report: pools, each with the rest of its back-off in seconds.
@@ -139,12 +157,15 @@ class Stockouts:
                 _log.info("pool.sold_out_elsewhere", **_named(name), backoff_seconds=seconds)
             known.others_until_seconds = now_seconds + seconds
 
-    def configured(self, machine_id: MachineId) -> None:
-        """The provider has accepted a Configure of this machine, or gave no answer that says what came of it.
+    def configure_answered(self, machine: Machine, refusal: ActionOutcome | None, text: str) -> None:
+        """The provider has accepted a Configure of this machine, rejected it with this text, or has not answered.
 
-        What the provider shows of the machine is observed afterwards.
+        What the provider shows of the machine afterwards is observed, unless it was rejected.
         """
-        self._configured.add(machine_id)
+        if refusal is None or refusal is ActionOutcome.UNKNOWN_OUTCOME:
+            self._configured.add(machine.id)
+        elif refusal in _REJECTIONS:
+            self.bootstraps.failed(machine, text)
 
     def observed(self, before: Machine, after: Machine | None) -> None:
         """The provider shows another state than the one before; None when it shows the machine no more."""
@@ -163,11 +184,17 @@ class Stockouts:
             self._failed_otherwise(before)
 
     def _failed_otherwise(self, machine: Machine) -> None:
-        """A creation failed, or ended where it began, without a word on stock; the third in a row counts as one."""
+        """A creation failed, or ended where it began, without a word on stock.
+
+        The third in a row counts as a stockout, and so does each probe that fails; the next probe is another machine.
+        """
         name = CapacityPool.of(machine)
         pool = self._pools.get(name)
         if pool is not None and pool.probe == machine.id:
-            pool.probe, pool.is_probing = None, False
+            pool = self._back_off(name, machine)
+            pool.failed.add(machine.id)
+            self._note_failure(machine, pool.until_seconds + FAILING_SECONDS)
+            return
         if pool is None:
             self._failed_in_a_row[name] = self._failed_in_a_row.get(name, 0) + 1
             if self._failed_in_a_row[name] >= FAILURES_OF_A_STOCKOUT:
@@ -193,6 +220,12 @@ class Stockouts:
             self._failing.setdefault(row, {})[CapacityPool.of(machine)] = until_seconds
 
     def _bootstrap_ended(self, before: Machine, after: Machine, *, was_configured: bool) -> None:
+        if after.state is MachineState.FAILED:
+            self.bootstraps.failed(before, after.last_error)
+        elif after.state is MachineState.IDLE and was_configured:
+            self.bootstraps.failed(before, "the provider shows the machine as Idle after its Configure")
+        elif after.state is MachineState.CONFIGURED:
+            self.bootstraps.configured(after)
         if after.state is MachineState.CONFIGURED:
             known = self._aside.pop(before.id, None)
             if known is not None and known.is_repeated:
@@ -234,17 +267,37 @@ class Stockouts:
         pool.is_probing = True
         return True
 
+    def options_with(
+        self,
+        options: Options,
+        view: ColumnSnapshot,
+        *,
+        is_pending: Callable[[str], bool],
+        rows_of: Callable[[RowKey], Need | None],
+    ) -> Options:
+        """Return the options of the next decision with what it must leave out."""
+        found = self.unavailable(view, is_pending=is_pending, rows_of=rows_of, unjoined=options.unjoined)
+        return replace(
+            options,
+            sold_out=found.sold_out,
+            probes=found.probes,
+            set_aside=found.set_aside,
+            withheld=found.withheld,
+        )
+
     def unavailable(
         self,
         view: ColumnSnapshot,
         *,
         is_pending: Callable[[str], bool],
         rows_of: Callable[[RowKey], Need | None],
+        unjoined: Set[str] = frozenset(),
     ) -> Unavailable:
         """Return what the next decision must leave out.
 
-        `rows_of` returns a row in force. Cost: nothing without a failure, else one look at the columns for each pool
-        that is probed, one for all machines that wait, and one question for each row that they failed for.
+        `rows_of` returns a row in force, `unjoined` are the machines that missed the join deadline. Cost: nothing
+        without a failure, else one look at the columns for each pool that is probed, one for all machines that wait,
+        and one question for each row that they failed for.
         """
         now_seconds = self.clock.monotonic_seconds()
         self._forget_what_is_over(now_seconds)
@@ -254,7 +307,9 @@ class Stockouts:
             if now_seconds >= pool.until_seconds:
                 self._choose_probe(view, name, pool, is_pending)
         self.metrics.pools_sold_out.set(len(self._pools))
-        probes = (pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing)
+        probes = frozenset(
+            pool.probe for pool in self._pools.values() if pool.probe is not None and not pool.is_probing
+        )
         sold_out = frozenset(self._pools)
         waiting = {machine_id: each for machine_id, each in self._aside.items() if now_seconds < each.until_seconds}
         repeated = sum(each.is_repeated and machine_id in view.rows for machine_id, each in waiting.items())
@@ -263,7 +318,13 @@ class Stockouts:
         set_aside = frozenset(
             machine_id for machine_id, each in waiting.items() if each.is_repeated or each.row in served
         )
-        return Unavailable(sold_out=sold_out, probes=frozenset(probes), set_aside=set_aside)
+        self.bootstraps.unjoined(view, unjoined)
+        withheld = self.bootstraps.withheld(
+            view,
+            is_pending=is_pending,
+            is_hidden=lambda pool, each: each in set_aside or (pool in sold_out and each not in probes),
+        )
+        return Unavailable(sold_out=sold_out, probes=probes, set_aside=set_aside, withheld=withheld)
 
     def _rows_with_others(
         self,
@@ -284,16 +345,21 @@ class Stockouts:
     def _choose_probe(
         self, view: ColumnSnapshot, name: CapacityPool, pool: _Pool, is_pending: Callable[[str], bool]
     ) -> None:
-        """Keep the probe while it is under way or can be created; else take the first machine by id that can."""
+        """Keep the probe while it is under way or can be created; else take the first machine by id that can.
+
+        One whose probe failed has another turn after all others.
+        """
         row = None if pool.probe is None else view.rows.get(pool.probe)
         state = None if row is None else int(view.columns.state[row])
         if pool.probe is not None and (is_pending(pool.probe) or state == MachineState.CREATING):
             return
         pool.is_probing = False
         if state != MachineState.SPECULATIVE:
-            free = pool_rows(view, name)
-            first = next((view.ids[each] for each in free.tolist() if not is_pending(view.ids[each])), None)
-            pool.probe = first
+            free = [each for row in pool_rows(view, name).tolist() if not is_pending(each := view.ids[row])]
+            pool.probe = next((each for each in free if each not in pool.failed), None)
+            if pool.probe is None and free:
+                pool.failed.clear()
+                pool.probe = free[0]
 
     def _forget_what_is_over(self, now_seconds: float) -> None:
         for name, pool in list(self._pools.items()):
@@ -314,6 +380,7 @@ class Stockouts:
         """Forget rows that left the demand."""
         for row in [row for row in self._failing if not is_wanted(row)]:
             del self._failing[row]
+        self.bootstraps.keep_only(is_wanted)
 
     def own(self) -> Mapping[CapacityPool, float]:
         """Return the pools that are backed off after failures of this shard, with the rest of it in seconds."""
@@ -321,9 +388,13 @@ class Stockouts:
         left = {name: pool.own_until_seconds - now_seconds for name, pool in self._pools.items()}
         return {name: seconds for name, seconds in left.items() if seconds > 0}
 
-    def failing(self) -> Mapping[RowKey, frozenset[CapacityPool]]:
-        """Return the rows whose last creations failed, with the pools in which they did."""
-        return {row: frozenset(pools) for row, pools in self._failing.items()}
+    def failing(self) -> Mapping[RowKey, FailingPools]:
+        """Return the rows for which machines could not be created or bootstrapped, with the pools of those."""
+        unbootable = self.bootstraps.failing()
+        return {
+            row: FailingPools(frozenset(self._failing.get(row, ())), frozenset(unbootable.get(row, ())))
+            for row in {**self._failing, **unbootable}
+        }
 
 
 def _is_configuring(view: ColumnSnapshot, machine_id: MachineId) -> bool:

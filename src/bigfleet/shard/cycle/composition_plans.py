@@ -21,11 +21,11 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from bigfleet.compositions.problems import ClusterProblem, target_of, target_of_held, without_offers
+from bigfleet.compositions.problems import ClusterProblem, hosts_all, target_of, target_of_held, without_offers
 from bigfleet.compositions.targets import FleetPlanner
 from bigfleet.engine.class_changes import with_classes_changed
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import CapacityPool, Decision, Options
+from bigfleet.engine.decision import CapacityPool, Decision, Options, WithheldPools
 from bigfleet.engine.shapes.decide import says_pods
 from bigfleet.engine.targets import ClassKey, Target, class_key
 from bigfleet.model.clock import Clock
@@ -40,6 +40,7 @@ from bigfleet.planner.problem import PlanSettings, Problem, ProblemFault
 from bigfleet.planner.search import Effort
 from bigfleet.shard.cycle.created_machines import ClassChange, CreatedMachines
 from bigfleet.shard.cycle.empty_nodes import EmptyNodes
+from bigfleet.shard.inventory.fleet_queries import machines_on_their_way
 from bigfleet.shard.metrics import ShardMetrics
 
 _log = structlog.get_logger("bigfleet.shard.cycle.composition_plans")
@@ -66,12 +67,12 @@ class PlanWorkers(Protocol):
 
 
 class _Without(NamedTuple):
-    """The machines that a tight composition leaves out."""
+    """The machines that a composition of held machines leaves out, a tight one or that after an abandoned exchange."""
 
-    #: Those that stay empty, and are not excess.
-    empty: tuple[Machine, ...]
+    #: Those that stay empty and are not excess, or those that do not serve yet.
+    unused: tuple[Machine, ...]
     #: Those that the composition before it leaves out already: retained, they would stay until demand changes.
-    excess: tuple[Machine, ...]
+    excess: tuple[Machine, ...] = ()
 
 
 @dataclass(slots=True)
@@ -94,6 +95,8 @@ class _Plan:
     is_tight: bool = False
     #: No tight composition before that.
     tight_from_seconds: float = float("-inf")
+    #: Whether an exchange was abandoned: the cluster is planned on what serves it, if that hosts all of its pods.
+    is_settling: bool = False
     #: The rows and the empty machines that were last tried.
     tight_tried: tuple[tuple[Need, ...], tuple[MachineId, ...]] | None = None
     settings: PlanSettings = field(default_factory=PlanSettings)
@@ -134,6 +137,7 @@ class CompositionPlans:
         #: The same object while no target changes: an engine that keeps clusters looks for that.
         self._targets: dict[str, Target] = {}
         self._sold_out: Set[CapacityPool] = frozenset()
+        self._withheld: Mapping[str, WithheldPools] = {}
         self._left_out: frozenset[MachineId] = frozenset()
         self._frozen: Set[str] = frozenset()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -160,12 +164,15 @@ class CompositionPlans:
             self._targets, self._left_out = {}, frozenset()
             return options
         await self._follow_created(view)
-        self._drop_sold_out(options.sold_out)
+        self._drop_sold_out(options)
         stale = self._stale(by_cluster)
+        settling = self._to_settle(view, options.withheld)
         tight = self._to_tighten(by_cluster, excess)
         if self._workers is not None:
-            await self._hand_over(view, demand, by_cluster, options, stale, tight)
-        elif stale:
+            await self._hand_over(view, demand, by_cluster, options, stale, {**tight, **settling})
+        elif settling:
+            await self._tighten_inline(view, demand, by_cluster, options, settling)
+        if self._workers is None and stale:
             rows = [need for need in demand if need.cluster in stale]
             settings = {cluster: self._plans[cluster].settings for cluster in stale}
             refused = self._refused()
@@ -258,12 +265,15 @@ class CompositionPlans:
             self._plans[cluster].is_tight = True
             self._empty_nodes.disturbed(cluster)
 
-    def replan(self, cluster: str) -> None:
-        """Drop the cluster's composition and plan it again."""
+    def settle(self, cluster: str) -> None:
+        """Drop the cluster's composition; follow one of the machines that serve it, else plan it again.
+
+        A machine that was acquired for the dropped one may never serve.
+        """
         plan = self._plans.get(cluster)
         if plan is not None:
             plan.rows = plan.target = plan.tight_tried = None
-            plan.is_tight = False
+            plan.is_tight, plan.is_settling = False, True
             self._set_target(cluster, None)
 
     async def close(self) -> None:
@@ -296,6 +306,9 @@ class CompositionPlans:
                 if is_due and plan.pending is None:
                     found.append((0.0, plan.made_seconds, cluster))
                 continue
+            if plan.is_settling and not plan.is_short and not any(row.waiting for row in rows):
+                continue
+            plan.is_settling = False
             if plan.is_tight and any(row.waiting for row in rows):
                 plan.is_tight, plan.tight_from_seconds = False, now_seconds + ROOM_SECONDS
             if plan.pending is None and not self._stays_tight(plan, rows):
@@ -306,6 +319,19 @@ class CompositionPlans:
         """Return whether changed rows are tried on the machines that the cluster holds before others are planned."""
         was_tried = plan.tight_tried is not None and plan.tight_tried[0] is rows
         return plan.is_tight and not plan.is_short and not was_tried and is_alike(plan.rows or (), rows)
+
+    def _to_settle(self, view: ColumnSnapshot, withheld: Mapping[str, WithheldPools]) -> dict[str, _Without]:
+        """Return the clusters to plan on what serves them, and the machines of each that do not serve yet.
+
+        Those of withheld pools are in no problem.
+        """
+        found = {}
+        for cluster, plan in self._plans.items():
+            if plan.is_settling and plan.pending is None and cluster not in self._frozen:
+                pools = _withheld_from(cluster, withheld)
+                machines = machines_on_their_way(view, cluster)
+                found[cluster] = _Without(tuple(each for each in machines if CapacityPool.of(each) not in pools))
+        return found
 
     def _to_tighten(self, by_cluster: Mapping[str, tuple[Need, ...]], excess: Iterable[Machine]) -> dict[str, _Without]:
         """Return the clusters to plan without offers, and the machines that each is planned without."""
@@ -323,7 +349,7 @@ class CompositionPlans:
             if plan.is_short or any(row.waiting for row in rows):
                 self._empty_nodes.disturbed(cluster)
             elif now_seconds >= plan.tight_from_seconds and plan.tight_tried != (rows, _ids(machines)):
-                found[cluster] = _Without(empty=machines, excess=tuple(excess_of.get(cluster, ())))
+                found[cluster] = _Without(unused=machines, excess=tuple(excess_of.get(cluster, ())))
         tightened = [machines for name, machines in empty.items() if self._is_tightened(name, found)]
         self._left_out = frozenset(machine.id for machines in tightened for machine in machines)
         return found
@@ -333,14 +359,16 @@ class CompositionPlans:
         plan = self._plans.get(cluster)
         return plan is not None and (plan.is_tight or plan.pending is not None or cluster in found)
 
-    def _drop_sold_out(self, sold_out: Set[CapacityPool]) -> None:
-        """Have those clusters planned again whose composition counts on a pool that ran out of stock just now."""
-        gone, self._sold_out = sold_out - self._sold_out, sold_out
-        for plan in self._plans.values() if gone else ():
+    def _drop_sold_out(self, options: Options) -> None:
+        """Have clusters planned again whose composition counts on a pool that ran out of stock, or was withheld."""
+        gone, self._sold_out = options.sold_out - self._sold_out, options.sold_out
+        before, self._withheld = self._withheld, options.withheld
+        for cluster, plan in self._plans.items() if gone or options.withheld else ():
+            lost = gone | (_withheld_from(cluster, options.withheld) - _withheld_from(cluster, before))
             keys = () if plan.target is None else plan.target.counts
             # A tight composition is held already and counts on no stock.
             if not plan.is_tight and any(
-                CapacityPool(key.instance_type, key.zone, key.capacity_type) in gone for key in keys
+                CapacityPool(key.instance_type, key.zone, key.capacity_type) in lost for key in keys
             ):
                 plan.rows = None
 
@@ -385,7 +413,9 @@ class CompositionPlans:
         problems = await self._problems(view, demand, options, tight)
         for cluster, without in tight.items():
             asked = problems.get(cluster)
-            if asked is not None:
+            if asked is None:
+                self._plans[cluster].is_settling = False
+            else:
                 await self._plan(cluster, by_cluster[cluster], asked, without)
 
     async def _hand_over(
@@ -440,14 +470,19 @@ class CompositionPlans:
         without: _Without | None,
         effort: Effort = DEFAULT,
     ) -> None:
-        """Plan a cluster, `without` the machines that a tight composition leaves out; None for any other."""
+        """Plan a cluster, `without` machines that a composition of held ones leaves out; None for any other."""
         target, outcome = None, "made"
+        is_settling, self._plans[cluster].is_settling = self._plans[cluster].is_settling, False
         if without is not None:
-            asked = without_offers(asked, Counter(map(class_key, (*without.empty, *without.excess))))
-            self._plans[cluster].tight_tried = (rows, _ids(without.empty))
+            asked = without_offers(asked, Counter(map(class_key, (*without.unused, *without.excess))))
+            if not is_settling:
+                self._plans[cluster].tight_tried = (rows, _ids(without.unused))
         try:
             answer = await self._answer(asked.problem, effort)
-            target = target_of(asked, answer) if without is None else target_of_held(asked, answer)
+            if without is None or (is_settling and hosts_all(asked.problem, answer)):
+                target = target_of(asked, answer)
+            elif not is_settling:
+                target = target_of_held(asked, answer)
         except asyncio.CancelledError:
             raise
         except ProblemFault:
@@ -463,18 +498,20 @@ class CompositionPlans:
             plan = self._plans.get(cluster)
         if plan is not None:
             plan.pending, plan.changed = None, []
-        if without is None:
+        if is_settling and target is None:
+            return  # the next cycle plans it with what is on offer
+        if without is None or is_settling:
             self._metrics.plans.labels(outcome).inc()
             if plan is not None:
                 self._keep(cluster, rows, target)
                 self._wake()
         elif plan is not None:
-            self._keep_tight(cluster, rows, target, len(without.empty))
+            self._keep_tight(cluster, rows, target, len(without.unused))
 
     def _keep(self, cluster: str, rows: tuple[Need, ...], target: Target | None) -> None:
         plan = self._plans[cluster]
         plan.rows, plan.target, plan.made_seconds = rows, target, self._clock.monotonic_seconds()
-        plan.is_new, plan.is_tight, plan.tight_tried = True, False, None
+        plan.is_new, plan.is_tight, plan.tight_tried, plan.is_settling = True, False, None, False
         self._set_target(cluster, target)
 
     def _keep_tight(self, cluster: str, rows: tuple[Need, ...], target: Target | None, empty: int) -> None:
@@ -513,6 +550,11 @@ def _by_cluster(machines: Iterable[Machine], clusters: Set[str]) -> dict[str, li
         if machine.cluster in clusters:
             found.setdefault(machine.cluster, []).append(machine)
     return found
+
+
+def _withheld_from(cluster: str, withheld: Mapping[str, WithheldPools]) -> frozenset[CapacityPool]:
+    found = withheld.get(cluster)
+    return frozenset() if found is None else found.pools
 
 
 def _ids(machines: Sequence[Machine]) -> tuple[MachineId, ...]:

@@ -452,7 +452,7 @@ class Shard:
             demand=by_cluster,
             buckets=buckets,
             judged=judged,
-            refusal_texts=self.demand_backoff.texts(),
+            refusal_texts={**self.stockouts.bootstraps.texts(), **self.demand_backoff.texts()},
             busy=self.ledger.in_flight() | options.reserved,
             now_seconds=self._clock.monotonic_seconds(),
             limits=self.limits.effect,
@@ -494,19 +494,17 @@ class Shard:
 
     def _options(self, snapshot: ColumnSnapshot, unjoined: frozenset[str]) -> Options:
         table = self.intake.table
-        unavailable = self.stockouts.unavailable(snapshot, is_pending=self.ledger.is_pending, rows_of=table.need_of)
-        return Options(
+        options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
             reserved=self.ownership_filter.reserved,
             unjoined=unjoined,
-            sold_out=unavailable.sold_out,
-            probes=unavailable.probes,
-            set_aside=unavailable.set_aside,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
             fullness=self.guardrails.fullness,
         )
+        is_pending = self.ledger.is_pending
+        return self.stockouts.options_with(options, snapshot, is_pending=is_pending, rows_of=table.need_of)
 
     async def _reconcile(self) -> None:
         try:
@@ -575,6 +573,7 @@ class Shard:
 
     def _session_opened(self, session: Session) -> None:
         self.demand_backoff.session_opened(session.cluster)
+        self.stockouts.bootstraps.try_again(session.cluster)
         self.publisher.session_opened(session)
         self._resync.session_opened(session)
 
@@ -584,6 +583,8 @@ class Shard:
     def _node_seen(self, machine: Machine, status: NodeStatus) -> None:
         self.publisher.joins.seen(machine, status)
         self.empty_nodes.seen(machine)
+        if status.ready:
+            self.stockouts.bootstraps.joined(machine)
 
     def _session_lifecycle(self, event: str, session: Session) -> None:
         self.metrics.session_lifecycle.labels(event).inc()

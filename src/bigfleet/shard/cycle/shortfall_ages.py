@@ -49,8 +49,8 @@ def next_ages(
 
     `short_rows` are those of `short_of_cycle`. `refused` names the rows whose operator cannot bootstrap them: what such
     a row was given again does not count, and it is no shortfall of the fleet, because a machine from elsewhere would
-    meet the same operator. `failing` names the rows whose creations fail, by pool: what is being created there does not
-    count either, and the row is a shortfall of the fleet.
+    meet the same operator. `failing` names the rows for which machines could not be created or bootstrapped, by pool:
+    what is on its way there does not count either, and the row is a shortfall of the fleet.
     """
     row_ages: dict[RowKey, int] = {}
     lacking = []

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import structlog
 
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import Decision, Options
+from bigfleet.engine.decision import CapacityPool, Decision, Options, WithheldPools
 from bigfleet.engine.targets import ClassKey, Target, class_key
 from bigfleet.exchange.course import (
     ACQUIRING_SECONDS_MAX,
@@ -318,7 +318,7 @@ class ExchangeExecution:
 
         Called before each decision; `excess` are the machines that the last one left without use.
         """
-        self._follow_all(by_cluster)
+        self._follow_all(by_cluster, options.withheld)
         options = await self._host.plans.options_with(
             view, demand, by_cluster, options, frozen=self._running.keys(), excess=excess
         )
@@ -332,7 +332,7 @@ class ExchangeExecution:
         targets = {cluster: running.target for cluster, running in self._running.items()}
         return replace(options, leaving=leaving, targets={**options.targets, **targets})
 
-    def _follow_all(self, by_cluster: Mapping[str, tuple[Need, ...]]) -> None:
+    def _follow_all(self, by_cluster: Mapping[str, tuple[Need, ...]], withheld: Mapping[str, WithheldPools]) -> None:
         now_seconds = self._clock.monotonic_seconds()
         for cluster, settling in list(self._settling.items()):
             if now_seconds < settling.waits_until_seconds and self._is_coming(cluster, settling.came):
@@ -343,6 +343,8 @@ class ExchangeExecution:
         if not self._running:
             return
         for cluster, running in list(self._running.items()):
+            if running.reason is None and _is_withheld(running.course, withheld.get(cluster)):
+                running.reason = ExchangeEnd.MACHINE_FAILED
             self._follow(cluster, running, by_cluster.get(cluster, ()), now_seconds)
         self.export()
 
@@ -486,7 +488,7 @@ class ExchangeExecution:
             plans.adopt(cluster, running.rows, running.target)
         else:
             # Its composition wants machines that may have left, and not those that came.
-            plans.replan(cluster)
+            plans.settle(cluster)
             came = frozenset[str]((*course.came, *running.acquired))
             self._settle(cluster, came)
         record = replace(
@@ -556,6 +558,13 @@ class ExchangeExecution:
         metrics.exchange_saving.labels("ended").set(sum(each.promised_usd_per_hour for each in ended))
         metrics.exchange_saving.labels("realised").set(sum(each.realised_usd_per_hour for each in ended))
         metrics.exchanges_under_way.set(len(self._running))
+
+
+def _is_withheld(course: ExchangeCourse, withheld: WithheldPools | None) -> bool:
+    """Return whether an exchange still acquires machines of a pool that is withheld from its cluster."""
+    pools = frozenset() if withheld is None else withheld.pools
+    wanted = (CapacityPool(key.instance_type, key.zone, key.capacity_type) for key in course.missing)
+    return course.phase is ExchangePhase.ACQUIRING and not pools.isdisjoint(wanted)
 
 
 def _unpriced(counts: Mapping[ClassKey, int]) -> Counter[ClassKey]:

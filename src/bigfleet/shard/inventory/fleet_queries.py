@@ -7,13 +7,13 @@ per machine.
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bigfleet.engine.columns.objects import example_of
+from bigfleet.engine.columns.objects import example_of, machines_at, resources_of
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
 from bigfleet.engine.decision import CapacityPool, Options
@@ -21,7 +21,7 @@ from bigfleet.engine.matching import Fit, Shapes
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.penalty import bucket_for_dollars
 from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
@@ -64,6 +64,23 @@ def largest_supply(view: ColumnSnapshot, cluster: str) -> Vector:
 def pool_rows(view: ColumnSnapshot, pool: CapacityPool) -> npt.NDArray[np.int64]:
     """Return the rows of a pool's Speculative machines, ids ascending."""
     return sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=frozenset({pool})))
+
+
+@dataclass(frozen=True, slots=True)
+class FailingPools:
+    """Pools in which machines could not be created for a row, and those in which they could not be bootstrapped."""
+
+    created: frozenset[CapacityPool] = frozenset()
+    bootstrapped: frozenset[CapacityPool] = frozenset()
+
+    def are_of(self, view: ColumnSnapshot, machine_id: str) -> bool:
+        """Return whether the machine must still be created or bootstrapped, and that failed in its pool."""
+        row = row_of(view, machine_id)
+        if row is None or view.columns.state[row] == MachineState.CONFIGURED:
+            return False
+        pool = pool_of_row(view, row)
+        is_uncreated = view.columns.state[row] in (MachineState.SPECULATIVE, MachineState.CREATING)
+        return pool in self.bootstrapped or (is_uncreated and pool in self.created)
 
 
 class OtherCandidates:
@@ -114,14 +131,37 @@ def machines_by_kind(view: ColumnSnapshot) -> Mapping[tuple[MachineState, Capaci
     return counts
 
 
-def uncreated_pool_of(view: ColumnSnapshot, machine_id: str) -> CapacityPool | None:
-    """Return the pool of a machine that is Speculative or Creating; None for any other."""
-    row = row_of(view, machine_id)
-    if row is None or view.columns.state[row] not in (MachineState.SPECULATIVE, MachineState.CREATING):
-        return None
+def pool_of_row(view: ColumnSnapshot, row: int) -> CapacityPool:
+    """Return the pool of the machine in a row of a view."""
     shape = view.vocabulary.shapes[int(view.columns.shape[row])]
     offer = view.vocabulary.offers[int(view.columns.offer[row])]
     return CapacityPool(shape.instance_type, shape.zone, CapacityType(offer.capacity_type))
+
+
+def owner_of_row(view: ColumnSnapshot, row: int) -> RowKey | None:
+    """Return the row of demand that a machine is created or bound for; None for a machine that is free."""
+    stamp = view.vocabulary.stamps[int(view.columns.stamp[row])]
+    is_creating = int(view.columns.state[row]) == MachineState.CREATING
+    cluster = stamp.intended_cluster if is_creating else view.vocabulary.clusters[int(view.columns.cluster[row])]
+    return (cluster, stamp.assigned_need_fingerprint, stamp.assigned_group) if cluster else None
+
+
+def machines_on_their_way(view: ColumnSnapshot, cluster: str) -> list[Machine]:
+    """Return the machines that are created or configured for a cluster, by row."""
+    columns = view.columns
+    rows = np.flatnonzero((columns.state == MachineState.CREATING) | (columns.state == MachineState.CONFIGURING))
+    owned = [row for row in rows.tolist() if (owner := owner_of_row(view, row)) is not None and owner[0] == cluster]
+    return machines_at(view, owned, resources_of(view.vocabulary))
+
+
+def rows_of_pool(view: ColumnSnapshot, pool: CapacityPool, state: MachineState) -> npt.NDArray[np.int64]:
+    """Return the rows of a pool's machines of one state, ids ascending."""
+    shapes, offers = view.vocabulary.shapes, view.vocabulary.offers
+    is_place = np.fromiter(((s.instance_type, s.zone) == (pool.instance_type, pool.zone) for s in shapes), np.bool_)
+    is_type = np.fromiter((each.capacity_type == pool.capacity_type for each in offers), np.bool_)
+    rows = np.flatnonzero(view.columns.state == state)
+    found: npt.NDArray[np.int64] = rows[is_place[view.columns.shape[rows]] & is_type[view.columns.offer[rows]]]
+    return found
 
 
 # ---- supply that could host a row --------------------------------------------------------------------------------
@@ -157,17 +197,30 @@ def _shapes(view: ColumnSnapshot, shape_numbers: npt.NDArray[np.int64]) -> Shape
 
 
 class SoldOutShapes:
-    """Machines of pools without stock, as far as matching looks at them; asked about once per row."""
+    """Machines of pools without stock or withheld, as far as matching looks at them; asked about once per row."""
 
     def __init__(self, view: ColumnSnapshot, options: Options) -> None:
-        self._shapes: Shapes | None = None
-        rows = sold_out_rows(view, options)
-        if len(rows):
-            self._shapes = _shapes(view, np.unique(view.columns.shape[rows]))
+        self._shapes = _shapes_of(view, sold_out_rows(view, options))
+        self._withheld = {
+            cluster: _shapes_of(view, sold_out_rows(view, replace(options, sold_out=each.pools, probes=each.probes)))
+            for cluster, each in options.withheld.items()
+        }
 
     def could_host(self, need: Need) -> bool:
-        """Return whether one of them matches the row and holds its min unit."""
-        return self._shapes is not None and bool(self._shapes.fit(need.profile, need.min_unit).shapes)
+        """Return whether a machine of a pool without stock matches the row and holds its min unit."""
+        return _can_host(self._shapes, need)
+
+    def are_withheld_from(self, need: Need) -> bool:
+        """Return whether a machine of a pool that is withheld from the row's cluster matches it in this way."""
+        return _can_host(self._withheld.get(need.cluster), need)
+
+
+def _shapes_of(view: ColumnSnapshot, rows: npt.NDArray[np.int64]) -> Shapes | None:
+    return _shapes(view, np.unique(view.columns.shape[rows])) if len(rows) else None
+
+
+def _can_host(shapes: Shapes | None, need: Need) -> bool:
+    return shapes is not None and bool(shapes.fit(need.profile, need.min_unit).shapes)
 
 
 # ---- finding -----------------------------------------------------------------------------------------------------

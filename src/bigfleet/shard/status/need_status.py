@@ -22,7 +22,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.inventory.fleet_queries import SoldOutShapes
 from bigfleet.shard.inventory.machine_shapes import Ask, Fits, Prices
-from bigfleet.shard.status.views import ViewContext, reason_of, residuals_of
+from bigfleet.shard.status.views import ViewContext, is_unbootable, reason_of, residuals_of
 
 #: Shapes that are too large and that one sentence names.
 TOO_LARGE_MAX = 3
@@ -38,6 +38,7 @@ _SENTENCES: Mapping[UnmetReason, str] = {
     UnmetReason.PREEMPTION_EXHAUSTED: "machines are being drained for it",
     UnmetReason.REQUEST_TOO_LARGE: "no machine of the fleet is large enough for one of its pods",
     UnmetReason.CLUSTER_LIMIT: "the cluster policy does not let the cluster have more",
+    UnmetReason.BOOTSTRAP_FAILED: "machines for it could not be bootstrapped; they are tried again",
     UnmetReason.STOCKOUT: "the provider has no stock of machines for it, or fails to create them; it is tried again",
 }
 #: States of bound machines and of those that are being created that do not serve yet.
@@ -68,6 +69,7 @@ class _Found(NamedTuple):
     unmet: Unmet
     has_supply: bool
     is_sold_out: bool
+    is_withheld: bool
 
 
 class UnmetRows:
@@ -85,7 +87,7 @@ class UnmetRows:
         """Return the rows, in list order; what victims will cover is still short."""
         rows, asks = list[Unmet](), _Asks(fits)
         former, found = self._found, dict[int, _Found]()
-        could_host = SoldOutShapes(context.snapshot, context.options).could_host
+        sold_out = SoldOutShapes(context.snapshot, context.options)
         refused, failing = context.refused, context.failing
         for result in short:
             need, known = result.need, former.get(id(result))
@@ -95,7 +97,8 @@ class UnmetRows:
                 known is not None
                 and not (is_refused or is_failing)
                 and asks.has_supply(known.unmet.ask) is known.has_supply
-                and could_host(need) is known.is_sold_out
+                and sold_out.could_host(need) is known.is_sold_out
+                and sold_out.are_withheld_from(need) is known.is_withheld
             ):
                 found[id(result)] = known
                 rows.append(known.unmet)
@@ -104,14 +107,19 @@ class UnmetRows:
                 if not residual:
                     continue
                 ask, has_supply = asks.of(member)
-                is_sold_out = could_host(member)
-                lacks_stock = is_failing or is_sold_out
-                reason = reason_of(result, is_refused=is_refused, lacks_stock=lacks_stock, has_supply=has_supply)
+                is_sold_out, is_withheld = sold_out.could_host(member), sold_out.are_withheld_from(member)
+                reason = reason_of(
+                    result,
+                    is_refused=is_refused,
+                    is_unbootable=is_unbootable(failing.get(key)) or is_withheld,
+                    lacks_stock=is_failing or is_sold_out,
+                    has_supply=has_supply,
+                )
                 own_key = key if member is need else member.key
                 unmet = Unmet(member, ask, residual, reason, need.parked, own_key, key, result.impossible)
                 rows.append(unmet)
                 if residual is need.aggregate and not (is_refused or is_failing):
-                    found[id(result)] = _Found(result, unmet, has_supply, is_sold_out)
+                    found[id(result)] = _Found(result, unmet, has_supply, is_sold_out, is_withheld)
         self._found = found
         return rows
 
@@ -252,6 +260,8 @@ def _sentence(row: Unmet, texts: Mapping[RowKey, str]) -> str:
         text = texts.get(row.decided_key, "")
         return f"the operator cannot bootstrap it: {text}" if text else "the operator cannot bootstrap it"
     sentence = _PARKED if row.parked else _SENTENCES[row.reason]
+    if row.reason is UnmetReason.BOOTSTRAP_FAILED:
+        sentence = texts.get(row.decided_key, sentence)
     largest = [each for each in row.impossible if each.dimension]
     if not largest:
         return sentence

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from bigfleet.engine.columns.store import ColumnSnapshot
-from bigfleet.engine.decision import CapacityPool, Decision, Options, ParkingKey, RowResult
+from bigfleet.engine.decision import Decision, Options, ParkingKey, RowResult
 from bigfleet.engine.parking import parking_key
 from bigfleet.model import vector
 from bigfleet.model.frames import UnmetReason
@@ -19,10 +19,10 @@ from bigfleet.model.need import Need, RowKey
 from bigfleet.model.shapes import PODS, lacking_of
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
-from bigfleet.shard.inventory.fleet_queries import ShapeCounts, SoldOutShapes, supply_of, uncreated_pool_of
+from bigfleet.shard.inventory.fleet_queries import FailingPools, ShapeCounts, SoldOutShapes, supply_of
 
-#: Rows whose creations fail, with the pools in which they do.
-Failing = Mapping[RowKey, frozenset[CapacityPool]]
+#: Rows for which machines could not be created or bootstrapped, with the pools of those.
+Failing = Mapping[RowKey, FailingPools]
 NO_FAILURES: Failing = MappingProxyType({})
 #: Matching machines are counted up to this (docs/spec/aggregates.md §8).
 MATCHING_MAX = 256
@@ -124,7 +124,7 @@ class ViewContext:
     options: Options
     #: Rows, as decided on, whose operator cannot bootstrap them.
     refused: Set[RowKey]
-    #: Rows, as decided on, whose creations fail, with the pools in which they do.
+    #: Rows, as decided on, for which machines could not be created or bootstrapped, with the pools of those.
     failing: Failing = field(default_factory=lambda: NO_FAILURES)
     #: After the decision.
     parking_ages: Mapping[ParkingKey, int] = field(default_factory=dict)
@@ -159,18 +159,18 @@ def short_of(
     *,
     is_refused: bool,
     snapshot: ColumnSnapshot,
-    failing: Set[CapacityPool] | None = None,
+    failing: FailingPools | None = None,
 ) -> Vector:
     """Return what a row really lacks: `short`, and what it was given that is not to be counted on.
 
-    That is what it was just given, if its operator cannot bootstrap it; and what is being created for it, or is to be,
-    in the pools `failing` in which its creations fail.
+    That is what it was just given, if its operator cannot bootstrap it; and what is being created or bootstrapped for
+    it, or is to be, in the pools `failing` in which that fails.
     """
     given: list[MachineId] = []
     if is_refused:
         given += (*result.bootstraps, *result.provisions)
     elif failing is not None:
-        given += (each for each in result.claimed if uncreated_pool_of(snapshot, each) in failing)
+        given += (each for each in result.claimed if failing.are_of(snapshot, each))
     if not given:
         return short
     remaining = result.held
@@ -254,6 +254,7 @@ def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Ite
             reason = reason_of(
                 result,
                 is_refused=key in context.refused,
+                is_unbootable=is_unbootable(context.failing.get(key)) or supply.is_withheld(member),
                 lacks_stock=key in context.failing or supply.is_sold_out(member),
                 has_supply=elsewhere or matching.total > 0,
             )
@@ -275,14 +276,29 @@ def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Ite
         )
 
 
-def reason_of(result: RowResult, *, is_refused: bool, has_supply: bool, lacks_stock: bool = False) -> UnmetReason:
+def is_unbootable(failing: FailingPools | None) -> bool:
+    """Return whether machines could not be bootstrapped for a row."""
+    return failing is not None and bool(failing.bootstrapped)
+
+
+def reason_of(
+    result: RowResult,
+    *,
+    is_refused: bool,
+    has_supply: bool,
+    lacks_stock: bool = False,
+    is_unbootable: bool = False,
+) -> UnmetReason:
     """Return the first reason that holds (docs/spec/shard.md §12).
 
-    `lacks_stock` says that creations for the row fail, or that a machine which could serve it is of a pool without
-    stock.
+    `is_unbootable` says that machines could not be bootstrapped for the row, or that one which could serve it is of a
+    pool that is withheld from its cluster. `lacks_stock` says that creations for the row fail, or that a machine which
+    could serve it is of a pool without stock.
     """
     if is_refused:
         return UnmetReason.BOOTSTRAP_REFUSED
+    if is_unbootable:
+        return UnmetReason.BOOTSTRAP_FAILED
     if lacks_stock:
         return UnmetReason.STOCKOUT
     if result.impossible and not result.unplaced and any(each.dimension for each in result.impossible):
@@ -309,6 +325,10 @@ class _Supply:
     def is_sold_out(self, need: Need) -> bool:
         """Return whether a machine of a pool without stock could host the row's min unit."""
         return self._sold_out.could_host(need)
+
+    def is_withheld(self, need: Need) -> bool:
+        """Return whether a machine of a pool that is withheld from the cluster could host the row's min unit."""
+        return self._sold_out.are_withheld_from(need)
 
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""

@@ -149,7 +149,7 @@ class CoordinatorSite:
             return CoordinatorCallFailed("UNAVAILABLE", "the replica is starting")
         handler = getattr(self._servicer, method)
         try:
-            answer: Any = await handler(_REQUESTS[method].FromString(content), _Context())
+            answer: Any = await handler(_REQUESTS[method](content), _Context())
         except CoordinatorCallFailed as failed:
             return failed
         return bytes(answer.SerializeToString(deterministic=True))
@@ -168,11 +168,12 @@ class CoordinatorSite:
         return answer
 
 
-_REQUESTS: dict[str, Any] = {
-    "ReportShard": coordinator_pb2.ShardReport,
-    "AssignDomain": coordinator_pb2.AssignDomainRequest,
-    "UnassignDomain": coordinator_pb2.UnassignDomainRequest,
-    "ListDomainAssignments": coordinator_pb2.ListDomainAssignmentsRequest,
+#: How a method's request is read; a report is read by the servicer itself.
+_REQUESTS: dict[str, Callable[[bytes], Any]] = {
+    "ReportShard": bytes,
+    "AssignDomain": coordinator_pb2.AssignDomainRequest.FromString,
+    "UnassignDomain": coordinator_pb2.UnassignDomainRequest.FromString,
+    "ListDomainAssignments": coordinator_pb2.ListDomainAssignmentsRequest.FromString,
 }
 
 

@@ -16,7 +16,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.matching import Shapes
 from bigfleet.engine.reference.reclaim import RELEASABLE
 from bigfleet.engine.shapes.columns.sorting import stable_order
-from bigfleet.engine.shapes.machines import HELD, OrphanKey, is_usable
+from bigfleet.engine.shapes.machines import HELD, OrphanKey, is_usable, probes_of
 from bigfleet.engine.shapes.state import OfferState
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
@@ -90,7 +90,7 @@ class ColumnMachines:
         #: By number of the cluster, rows ascending; made when it is first asked for.
         self._held: dict[int, Rows] | None = None
         self._groups: list[tuple[int, Rows]] | None = None
-        self._hidden = self._unjoined = _NO_ROWS
+        self._hidden = self._unjoined = self._probes = _NO_ROWS
         self._owners[:] = self._owners_of_all()
         self._look()
 
@@ -203,8 +203,9 @@ class ColumnMachines:
         hidden = np.union1d(
             sold_out_rows(view, options), self._rows_of({*options.unjoined, *options.reserved, *options.set_aside})
         )
-        if not np.array_equal(hidden, self._hidden):
-            self._hidden, self._groups = hidden, None
+        probes = self._rows_of(probes_of(options))
+        if not np.array_equal(hidden, self._hidden) or not np.array_equal(probes, self._probes):
+            self._hidden, self._probes, self._groups = hidden, probes, None
 
     def _rows_of(self, ids: Iterable[str]) -> Rows:
         found = (self._view.rows.get(MachineId(machine_id)) for machine_id in ids)
@@ -306,8 +307,16 @@ class ColumnMachines:
         kinds = (columns.shape[rows].astype(np.int64) * offers + columns.offer[rows]) * 2 + is_idle
         order = np.argsort(kinds, kind="stable")
         starts = np.flatnonzero(np.diff(kinds[order], prepend=-1))
-        groups = [(int(columns.shape[found[0]]), found) for found in np.split(rows[order], starts[1:])]
+        groups = [(int(columns.shape[found[0]]), found) for found in self._apart(np.split(rows[order], starts[1:]))]
         return sorted(groups, key=lambda group: int(group[1][0]))
+
+    def _apart(self, groups: Sequence[Rows]) -> Iterator[Rows]:
+        """Yield the groups, with each probe of a withheld pool as a group of its own."""
+        for rows in groups:
+            is_probe = np.isin(rows, self._probes) if len(self._probes) else np.zeros(len(rows), np.bool_)
+            if not is_probe.all():
+                yield rows[~is_probe] if is_probe.any() else rows
+            yield from np.split(rows[is_probe], np.arange(1, int(is_probe.sum()))) if is_probe.any() else ()
 
     def held_rows(self, cluster: str) -> Rows:
         """Return the rows of `held_by`."""

@@ -44,6 +44,8 @@ class _UnmetReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_UnmetReas
     """(ours) No machine that the shard knows could host one of its pods, even empty; its other pods are met."""
     UNMET_REASON_CLUSTER_LIMIT: _UnmetReason.ValueType  # 103
     """(ours) The shard's cluster policy does not let the cluster have more."""
+    UNMET_REASON_BOOTSTRAP_FAILED: _UnmetReason.ValueType  # 104
+    """(ours) Machines were created and could not be configured, or did not join; their pool is left alone for a while."""
 
 class UnmetReason(_UnmetReason, metaclass=_UnmetReasonEnumTypeWrapper):
     """Why a need is not met. UNSPECIFIED: it is met."""
@@ -63,6 +65,8 @@ UNMET_REASON_REQUEST_TOO_LARGE: UnmetReason.ValueType  # 102
 """(ours) No machine that the shard knows could host one of its pods, even empty; its other pods are met."""
 UNMET_REASON_CLUSTER_LIMIT: UnmetReason.ValueType  # 103
 """(ours) The shard's cluster policy does not let the cluster have more."""
+UNMET_REASON_BOOTSTRAP_FAILED: UnmetReason.ValueType  # 104
+"""(ours) Machines were created and could not be configured, or did not join; their pool is left alone for a while."""
 Global___UnmetReason: _TypeAlias = UnmetReason  # noqa: Y015
 
 @_typing.final

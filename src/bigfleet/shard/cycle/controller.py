@@ -461,7 +461,7 @@ class Shard:
             computed_at_unix_nanos=computed_at_unix_nanos,
             snapshot=snapshot,
             demand=asked.demand,
-            options=options,
+            options=asked.options,
             refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
@@ -471,8 +471,9 @@ class Shard:
         self._resync.repair()
         self.publisher.publish_hints(effects)
         timer.end("emit")
+        carried_out = self.limits.carried_out(decision)
         passed = await self.guardrails.enqueue(
-            decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
+            carried_out, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
         )
         if passed.postponed:
             self.wake()

@@ -502,7 +502,7 @@ class Shard:
             unjoined=unjoined,
             sold_out=unavailable.sold_out,
             probes=unavailable.probes,
-            set_aside=unavailable.set_aside,
+            set_aside=unavailable.set_aside | self.ingest.rejected,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
             fullness=self.guardrails.fullness,

@@ -152,7 +152,8 @@ class Options:
     sold_out: frozenset[CapacityPool] = frozenset()
     #: Speculative machines of pools without stock that are candidates all the same (docs/spec/model.md §1).
     probes: frozenset[str] = frozenset()
-    #: Idle machines that failed to bootstrap and are no candidates for now (docs/spec/model.md §1).
+    #: Idle and Speculative machines that are no candidates for now: they failed to bootstrap, or their newest record
+    #: was rejected (docs/spec/engine.md §1.1).
     set_aside: frozenset[str] = frozenset()
     #: Pools that are withheld from a cluster, by cluster (docs/spec/engine.md §1.1); absent is none.
     withheld: Mapping[str, WithheldPools] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Stockouts: a pool without capacity is left alone by all rows and probed once per back-off; its rows are short."""
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -480,3 +481,37 @@ async def test_a_configure_of_a_machine_that_left_the_shard_is_forgotten() -> No
     del provider.records[MachineId("m0")]
     await world.cycle()
     assert world.shard.stockouts._configured == set()
+
+
+@dataclass
+class AnswersWithGarbage(SellsOut):
+    """Lists sound prices; what it has created of some types has none."""
+
+    def settle(self, *machine_ids: str) -> None:
+        """Creations do not fail."""
+        ScriptedProvider.settle(self, *machine_ids)
+
+    async def create(self, machine_id: MachineId, token: FenceToken) -> TransitionAck:
+        self.creates.append(self.records[machine_id].instance_type)
+        ack = await ScriptedProvider.create(self, machine_id, token)
+        if self.creates[-1] in self.sold_out:
+            self.records[machine_id] = broken = replace(self.records[machine_id], price_usd_per_hour=math.nan)
+            return replace(ack, record=ListedMachine(broken, {}))
+        return ack
+
+
+@pytest.mark.rule("shard 9.8/1")
+@pytest.mark.parametrize("synchronous", [True, False])
+async def test_a_pool_whose_created_machines_are_unusable_is_left_alone(synchronous: bool) -> None:
+    """The provider runs and bills each of them, and the shard can use none: one at first, then one for each probe."""
+    provider = AnswersWithGarbage(synchronous=synchronous, sold_out={"cheap"})
+    slots(provider, "cheap", 50, 1.0)
+    slots(provider, "dear", 20, 2.0)
+    world = World(provider)
+    world.connect("c1").report(row(3))
+    await run(world, provider, 600)
+    assert (provider.creates.count("cheap"), provider.creates.count("dear")) == (1, 3)
+
+    provider.records = {each: one for each, one in provider.records.items() if one.instance_type == "cheap"}
+    await run(world, provider, 3600)
+    assert provider.creates.count("cheap") <= 1 + 4

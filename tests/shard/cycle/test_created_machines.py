@@ -22,7 +22,7 @@ from bigfleet.planner.composition import Composition
 from bigfleet.planner.problem import Problem
 from bigfleet.planner.search import Effort
 from bigfleet.shard.cycle.composition_plans import CompositionPlans
-from bigfleet.shard.cycle.created_machines import ACQUIRED_SECONDS, ClassChange, CreatedMachines, _ViewClasses
+from bigfleet.shard.cycle.created_machines import ACQUIRED_SECONDS, ClassChange, CreatedMachines, SnapshotClasses
 from bigfleet.shard.ports import ShardSettings
 from tests.shard.cycle.test_composition_plans import Workers
 from tests.shard.cycle.test_pods import pods
@@ -53,13 +53,13 @@ async def test_machines_that_stay_in_creation_are_not_looked_at_again(monkeypatc
         await world.cycle()
     assert Counter(each.state for each in provider.records.values()) == {S.CREATING: MACHINES}
     looked_at: list[int] = []
-    at = _ViewClasses.at
+    at = SnapshotClasses.at
 
-    def counted(classes: _ViewClasses, row: int) -> ClassKey:
+    def counted(classes: SnapshotClasses, row: int) -> ClassKey:
         looked_at.append(row)
         return at(classes, row)
 
-    monkeypatch.setattr(_ViewClasses, "at", counted)
+    monkeypatch.setattr(SnapshotClasses, "at", counted)
     for _ in range(5):
         await world.cycle()
     assert looked_at == []

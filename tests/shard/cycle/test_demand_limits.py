@@ -1,6 +1,7 @@
 """The limits of the cluster policy: what a cluster that asks for everything gets, and which status it sees."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bigfleet.model.frames import CAPABILITY_DRAIN_RESULT, CAPABILITY_NEED_STATU
 from bigfleet.model.need import Need
 from bigfleet.model.penalty import PINNED, bucket_for_dollars
 from bigfleet.model.shapes import DemandShape
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.recording.hook import CycleInput
 from bigfleet.shard.cluster_policy import ClusterLimits, ClusterPolicies, ClusterPolicy, read_policies
@@ -150,6 +151,43 @@ async def test_machines_that_are_being_created_count() -> None:
     assert sum(each.state is not S.SPECULATIVE for each in world.provider.records.values()) == 3
 
 
+@pytest.mark.rule("shard 1.1/3")
+async def test_a_limit_holds_across_a_restart_while_machines_are_created() -> None:
+    """The new process does not know for which cluster they are created; it binds them when they are Idle."""
+    world = fleet(0, g_=ClusterPolicy(machines_max=3))
+    world.provider.add(*(machine(f"m{number:03d}", S.SPECULATIVE) for number in range(20)))
+    connected(world, "greedy").report(need("greedy", "80"))
+    await world.cycle()
+    second = World(world.provider, epoch=2)
+    second.shard.policies = world.shard.policies
+    connected(second, "greedy").report(need("greedy", "80"))
+    for _ in range(3):
+        await second.cycle()
+    assert sum(each.state is not S.SPECULATIVE for each in world.provider.records.values()) == 3
+    await rested(second)
+
+    assert len(machines_of(second, "greedy")) == 3
+    assert sum(each.state is not S.SPECULATIVE for each in world.provider.records.values()) == 3
+
+
+@pytest.mark.rule("shard 1.1/3")
+@pytest.mark.parametrize("policy", [ClusterPolicy(machines_max=4), ClusterPolicy(dollars_per_hour_max=4.5)])
+async def test_idle_machines_that_a_cluster_may_not_have_are_released(policy: ClusterPolicy) -> None:
+    """The target composition of the cluster counts 20 machines, however many it may have."""
+    world = fleet(0, g_=policy)
+    rented = {"capacity_type": CapacityType.ON_DEMAND}
+    world.provider.add(*(machine(f"m{number:03d}", S.IDLE, **rented) for number in range(20)))
+    connected(world, "greedy").report(pods("greedy", 20, priority=100))
+    await rested(world)
+    assert len(machines_of(world, "greedy")) == 4
+    assert world.shard.limits.refused == frozenset(), "the last decision asks for no more than is allowed"
+    await asyncio.sleep(600)
+    await rested(world)
+
+    states = Counter(each.state for each in world.provider.records.values())
+    assert states == {S.CONFIGURED: 4, S.SPECULATIVE: 16}
+
+
 @pytest.mark.rule("shard 1.1/2")
 async def test_a_gang_gets_all_of_its_machines_or_none() -> None:
     world = fleet(10, g_=ClusterPolicy(machines_max=5))
@@ -215,7 +253,10 @@ async def test_a_changed_policy_applies_to_the_demand_in_force() -> None:
 
 
 @pytest.mark.rule("shard 1.1/2")
-async def test_what_is_recorded_gives_the_same_decision_without_the_policy() -> None:
+@pytest.mark.parametrize(
+    "asked_for", [need("greedy", "80", priority=HIGHEST), pods("greedy", 20, priority=HIGHEST)], ids=["amounts", "pods"]
+)
+async def test_what_is_recorded_gives_the_same_decision_without_the_policy(asked_for: Need) -> None:
     cycles: list[tuple[CycleInput, Decision | None]] = []
 
     class Taker:
@@ -224,7 +265,7 @@ async def test_what_is_recorded_gives_the_same_decision_without_the_policy() -> 
 
     world = fleet(20, g_=ClusterPolicy(machines_max=4, priority_max=7))
     world.shard.recorder = Taker()
-    connected(world, "greedy").report(need("greedy", "80", priority=HIGHEST))
+    connected(world, "greedy").report(asked_for)
     connected(world, "honest").report(need("honest", "40"))
     await rested(world)
 

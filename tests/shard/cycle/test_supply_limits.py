@@ -1,17 +1,20 @@
 """What clusters beyond their limits would get is found with one look at the fleet for all of them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bigfleet.engine.columns.objects import snapshot_of
 from bigfleet.engine.columns.store import ColumnSnapshot, ColumnStore
-from bigfleet.engine.decision import Action, ActionKind
+from bigfleet.engine.decision import Action, ActionKind, Basis, Decision, Options
+from bigfleet.engine.targets import Target, class_key
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import PreemptedFor, Stamp
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.shard.cluster_policy import ClusterLimits
-from bigfleet.shard.cycle.supply_limits import RefusedSupply, refused_supply
+from bigfleet.shard.cycle.supply_limits import RefusedSupply, allowed_targets, refused_supply, releases_of_refused
 from tests.shard.world import machine, need
 
 S = MachineState
@@ -113,3 +116,65 @@ def test_a_machine_that_a_cluster_will_have_already_spends_nothing() -> None:
     assert refused(view, gain("free", "c1"), pending={"free": "c1"}, machines_max=5) == ([], {})
     gang = (gain("free", "c1", "g"), gain("other", "c1", "g"))
     assert refused(view, *gang, machines_max=5) == (["free", "other"], {"c1": "machines"})
+
+
+def test_a_machine_in_creation_without_a_known_cluster_counts_for_every_limited_cluster() -> None:
+    """After a restart nobody knows for which cluster a machine is created."""
+    store = ColumnStore()
+    for each in (machine("made", S.CREATING), machine("free", S.IDLE), machine("other", S.IDLE)):
+        store.insert(each, None)
+    view = store.snapshot()
+    actions = (gain("free", "c1"), gain("other", "c2"))
+
+    assert refused(view, *actions, machines_max=1) == (["free", "other"], {"c1": "machines", "c2": "machines"})
+    assert refused(view, *actions, dollars_per_hour_max=1.5) == (["free", "other"], {"c1": "dollars", "c2": "dollars"})
+    assert refused(view, *actions, machines_max=2) == ([], {})
+
+
+def test_a_target_is_cut_to_what_its_cluster_has_and_may_acquire() -> None:
+    """Of five it has two, and may acquire one of the two that it would; a cluster within its limit keeps its target."""
+    machines = [
+        machine("bound", S.CONFIGURED, cluster="c1"),
+        machine("made", S.CREATING, intended_cluster="c1"),
+        machine("unknown", S.CREATING),
+        machine("theirs", S.CONFIGURED, cluster="c2"),
+        machine("free", S.IDLE),
+        machine("other", S.IDLE),
+    ]
+    store = ColumnStore()
+    for each in machines:
+        store.insert(each, None)
+    common, rare = class_key(machines[0]), class_key(replace(machines[0], zone="zb"))
+    target = Target(counts={common: 5, rare: 1})
+    decision = Decision(actions=(gain("free", "c1"), gain("other", "c1")), rows=())
+    beyond = RefusedSupply(machines=frozenset({MachineId("other")}), exceeded={"c1": "machines"})
+
+    cut = allowed_targets(decision, store.snapshot(), beyond, {"c1": target, "c2": target})
+
+    assert cut == {"c1": Target(counts={common: 3, rare: 0})}
+    assert allowed_targets(decision, store.snapshot(), beyond, {"c1": cut["c1"]}) == {}
+
+
+def test_an_idle_machine_that_stays_refused_is_released_after_its_hold() -> None:
+    """Bare metal is never released, and one without a stamp of the time is held."""
+    store = ColumnStore()
+    for name, capacity_type, since in (
+        ("due", CapacityType.ON_DEMAND, 400.0),
+        ("held", CapacityType.ON_DEMAND, 401.0),
+        ("unknown", CapacityType.ON_DEMAND, None),
+        ("owned", CapacityType.BARE_METAL, 0.0),
+    ):
+        store.insert(machine(name, S.IDLE, capacity_type=capacity_type), since)
+    store.insert(machine("spare", S.SPECULATIVE, capacity_type=CapacityType.ON_DEMAND), None)
+    view = store.snapshot()
+    basis = Basis(
+        demand=(), options=Options(now_seconds=1000.0, reported=frozenset()), snapshot=lambda: snapshot_of(view)
+    )
+    names = ("due", "held", "unknown", "owned", "spare")
+    decision = Decision(actions=tuple(gain(each, "c1") for each in names), rows=(), basis=basis)
+
+    found = releases_of_refused(decision, view, RefusedSupply(machines=frozenset(map(MachineId, names))))
+
+    assert [(each.kind, each.machine_id, each.reason) for each in found.values()] == [
+        (ActionKind.DELETE, "due", "phase3.release")
+    ]

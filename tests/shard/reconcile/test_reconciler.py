@@ -118,6 +118,24 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.rule("shard 5.3/5", "shard 15/7")
+@pytest.mark.parametrize("state", [S.IDLE, S.SPECULATIVE])
+async def test_a_machine_whose_newest_record_was_refused_is_no_candidate(state: MachineState) -> None:
+    """It is one again when its record is sound, also when that equals the last good one."""
+    provider = provider_of(machine("m1", state), machine("m2", state, price_usd_per_hour=2.0))
+    world = World(provider)
+    await world.cycle()
+    good = provider.records["m1"]
+    provider.records["m1"] = replace(good, price_usd_per_hour=math.nan)
+    world.connect("c1").report(need("c1", "8"))
+    await world.settle()
+    assert (world.state("m1"), world.state("m2")) == (state, S.CONFIGURED)
+
+    provider.records["m1"] = good
+    await world.settle()
+    assert (world.state("m1"), world.state("m2")) == (S.CONFIGURED, S.CONFIGURED)
+
+
 @pytest.mark.rule("shard 5.1/2", "shard 5.3/5", "shard 15/7")
 @pytest.mark.parametrize(("changes", "reason"), BROKEN.values(), ids=BROKEN)
 async def test_a_refused_record_leaves_the_last_good_one(changes: dict[str, Any], reason: str) -> None:

@@ -305,3 +305,16 @@ def test_rows_are_found_by_their_digest(noted: set[tuple[int, int]], asked: list
         # One that finds no place of its own is not recognised, which costs a reading.
         assert row == -1 or rows[row] == pair
         assert pair in rows or row == -1
+
+
+async def test_a_record_that_equals_the_last_good_one_ends_a_refusal() -> None:
+    """Its digest is known from before, and it is read all the same."""
+    world = World()
+    good = fleet(2)
+    broken = [replace(good[0], price_usd_per_hour=-1.0), good[1]]
+    for shown, rejected in ((good, set()), (broken, {good[0].id}), (good, set())):
+        await reconcile(world, listing_of(shown)[0])
+        assert world.shard.ingest.rejected == rejected
+    listing, counted = listing_of(good)
+    await reconcile(world, listing)
+    assert counted.reads == 0

@@ -32,10 +32,9 @@ from bigfleet.engine.columnar.tables import DoesNotFit, VocabularyTables
 from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import ColumnSnapshot
 from bigfleet.engine.decision import Options
-from bigfleet.engine.reference.pool import RESERVABLE_STATES
+from bigfleet.engine.reference.pool import RESERVABLE_STATES, SET_ASIDE_STATES
 from bigfleet.model.ids import MachineId
 from bigfleet.model.penalty import ORDINALS
-from bigfleet.model.states import MachineState
 
 #: Cells of (gang class, domain) and entries of free machines by cell; beyond, the reference engine must answer.
 CELLS_MAX: Final = 20_000_000
@@ -58,7 +57,7 @@ def hidden_rows(view: ColumnSnapshot, options: Options) -> Int64s:
             hidden.append(row)
     for machine_id in options.set_aside:
         row = view.rows.get(MachineId(machine_id))
-        if row is not None and view.columns.state[row] == MachineState.IDLE:
+        if row is not None and view.columns.state[row] in SET_ASIDE_STATES:
             hidden.append(row)
     return np.union1d(np.array(hidden, np.int64), sold_out)
 

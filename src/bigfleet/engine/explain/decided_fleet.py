@@ -18,7 +18,7 @@ from bigfleet.engine.columns.sold_out import sold_out_rows
 from bigfleet.engine.columns.store import REMOVED, Columns, ColumnSnapshot
 from bigfleet.engine.decision import Options, RowResult
 from bigfleet.engine.matching import Shapes
-from bigfleet.engine.reference.pool import RESERVABLE_STATES
+from bigfleet.engine.reference.pool import RESERVABLE_STATES, SET_ASIDE_STATES
 from bigfleet.engine.reference.preempt import score_terms
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model import vector
@@ -96,7 +96,7 @@ class DecidedFleet:
         reserved = self.rows_of(self.options.reserved)
         hidden[reserved[np.isin(self.state[reserved], list(RESERVABLE_STATES))]] = True
         aside = self.rows_of(self.options.set_aside)
-        hidden[aside[self.state[aside] == MachineState.IDLE]] = True
+        hidden[aside[np.isin(self.state[aside], list(SET_ASIDE_STATES))]] = True
         hidden[sold_out_rows(self.view, self.options)] = True
         return hidden
 

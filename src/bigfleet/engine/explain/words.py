@@ -34,7 +34,10 @@ _WRONG: Final[Mapping[Rejection, tuple[str, str]]] = {
     Rejection.UNJOINED: ("never joined its cluster", "never joined their cluster"),
     Rejection.RESERVED: ("is reserved for another shard", "are reserved for another shard"),
     Rejection.SOLD_OUT: ("is out of stock at the provider", "are out of stock at the provider"),
-    Rejection.SET_ASIDE: ("failed to bootstrap a short time ago", "failed to bootstrap a short time ago"),
+    Rejection.SET_ASIDE: (
+        "failed to bootstrap a short time ago, or has a rejected record",
+        "failed to bootstrap a short time ago, or have rejected records",
+    ),
     Rejection.NOT_OWN: ("is meant for another row", "are meant for other rows"),
     Rejection.CLAIMED: ("is held by another row", "are held by other rows"),
     Rejection.EARMARKED: ("is counted on by an earlier gang", "are counted on by earlier gangs"),

@@ -19,6 +19,7 @@ from bigfleet.model.penalty import bucket_upper_dollars
 from bigfleet.model.states import MachineState
 
 RESERVABLE_STATES = frozenset({MachineState.IDLE, MachineState.SPECULATIVE, MachineState.DRAINING})
+SET_ASIDE_STATES = frozenset({MachineState.IDLE, MachineState.SPECULATIVE})
 
 
 def is_sold_out(machine: Machine, options: Options) -> bool:
@@ -32,8 +33,8 @@ def is_sold_out(machine: Machine, options: Options) -> bool:
 
 
 def is_set_aside(machine: Machine, options: Options) -> bool:
-    """Return whether the machine failed to bootstrap and is not to be tried for now."""
-    return machine.state is MachineState.IDLE and machine.id in options.set_aside
+    """Return whether the machine is not to be tried for now."""
+    return machine.state in SET_ASIDE_STATES and machine.id in options.set_aside
 
 
 class CandidatePool:

@@ -577,12 +577,13 @@ class Executors:
         machine = self._inventory.get(machine_id)
         if machine is None:
             return
-        applied_state = self._ingest.applied_state(machine_id)
         self._ingest.fail(machine, cause)
-        self._machine_backoff.hold(machine_id, applied_state, until_restart=until_restart)
+        self._machine_backoff.hold(machine_id, self._ingest.applied_state(machine_id), until_restart=until_restart)
 
     def _hold_invalid(self, machine_id: MachineId, record: ActionRecord, fault: str = _INVALID_RECORD) -> ActionOutcome:
         record.message = fault
+        if (machine := self._inventory.get(machine_id)) is not None and machine.state is MachineState.CREATING:
+            self._stockouts.exhausted(machine)  # The next one of the pool may be as unusable (§9.8).
         self._hold(machine_id, fault, until_restart=False)
         return ActionOutcome.INVALID_RECORD
 

@@ -275,13 +275,13 @@ class Stockouts:
         is_pending: Callable[[str], bool],
         rows_of: Callable[[RowKey], Need | None],
     ) -> Options:
-        """Return the options of the next decision with what it must leave out."""
+        """Return the options of the next decision with what it must leave out, too."""
         found = self.unavailable(view, is_pending=is_pending, rows_of=rows_of, unjoined=options.unjoined)
         return replace(
             options,
             sold_out=found.sold_out,
             probes=found.probes,
-            set_aside=found.set_aside,
+            set_aside=options.set_aside | found.set_aside,
             withheld=found.withheld,
         )
 

@@ -462,7 +462,7 @@ class Shard:
             computed_at_unix_nanos=computed_at_unix_nanos,
             snapshot=snapshot,
             demand=asked.demand,
-            options=options,
+            options=asked.options,
             refused=self.demand_backoff.refused(),
             failing=self.stockouts.failing(),
         )
@@ -472,8 +472,9 @@ class Shard:
         self._resync.repair()
         self.publisher.publish_hints(effects)
         timer.end("emit")
+        carried_out = self.limits.carried_out(decision)
         passed = await self.guardrails.enqueue(
-            decision, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
+            carried_out, snapshot, cycle=self.cycle, now_seconds=options.now_seconds, is_timer=is_timer
         )
         if passed.postponed:
             self.wake()
@@ -499,6 +500,7 @@ class Shard:
             reported=self.intake.reported_by_now(),
             reserved=self.ownership_filter.reserved,
             unjoined=unjoined,
+            set_aside=self.ingest.rejected,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),
             fullness=self.guardrails.fullness,

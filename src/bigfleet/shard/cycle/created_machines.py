@@ -51,7 +51,7 @@ class CreatedMachines:
         #: At most one for each machine of the shard.
         self._creations: dict[MachineId, _Creation] = {}
         #: Of the view of the last call of `follow`; None before one.
-        self._classes: _ViewClasses | None = None
+        self._classes: SnapshotClasses | None = None
         #: The machines that the decision on that view creates, by cluster.
         self._acquired: list[tuple[str, tuple[MachineId, ...]]] = []
 
@@ -71,7 +71,7 @@ class CreatedMachines:
         lookup for each remembered machine, tens of milliseconds for ten thousand: call it off the event loop.
         """
         self._remember(now_seconds)
-        before, classes, state = self._classes, _ViewClasses(view), view.columns.state
+        before, classes, state = self._classes, SnapshotClasses(view), view.columns.state
         self._classes = classes
         rows = None if before is None else _changed_rows(before.view, view)
         if rows is None:
@@ -110,7 +110,7 @@ class CreatedMachines:
         for machine_id in late:
             del self._creations[machine_id]
 
-    def _seen(self, machine_id: MachineId, row: int | None, classes: "_ViewClasses") -> Iterator[ClassChange]:
+    def _seen(self, machine_id: MachineId, row: int | None, classes: "SnapshotClasses") -> Iterator[ClassChange]:
         """Yield the change of class of one machine, if there is one; forget a machine that was created or is gone."""
         view = classes.view
         known = self._creations[machine_id]
@@ -135,7 +135,7 @@ def _changed_rows(before: ColumnSnapshot, view: ColumnSnapshot) -> npt.NDArray[n
     return view.changed_since(before.generation) if view.ids is before.ids else None
 
 
-class _ViewClasses:
+class SnapshotClasses:
     """The classes of one view's machines, each made once."""
 
     def __init__(self, view: ColumnSnapshot) -> None:

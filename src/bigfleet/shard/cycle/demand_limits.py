@@ -1,8 +1,8 @@
 """Applies the limits of the cluster policy to demand and to decisions (docs/spec/shard.md §1.1).
 
 Priorities, penalties and the number of rows are limited before a roll-up is decided on. Machines and dollars per hour
-are limited over the decision: if a cluster would get more, its demand is cut and the shard decides again. The demand of
-the last decision is recorded, so that a replay needs no policy.
+are limited over the decision: if a cluster would get more, its demand and its target composition are cut and the shard
+decides again. The demand of the last decision is recorded, so that a replay needs no policy.
 """
 
 from collections import Counter, defaultdict
@@ -12,7 +12,8 @@ from typing import Final
 
 import structlog
 
-from bigfleet.engine.decision import ActionKind, Decision
+from bigfleet.engine.decision import Action, ActionKind, Decision
+from bigfleet.engine.targets import Target
 from bigfleet.model.compute import Compute
 from bigfleet.model.frames import NeedStatus
 from bigfleet.model.ids import MachineId
@@ -21,7 +22,14 @@ from bigfleet.model.penalty import bucket_label
 from bigfleet.model.profile import Profile
 from bigfleet.recording.hook import CycleInput
 from bigfleet.shard.cluster_policy import ClusterLimits, ClusterPolicies
-from bigfleet.shard.cycle.supply_limits import CutRow, RefusedSupply, cut_rows, refused_supply
+from bigfleet.shard.cycle.supply_limits import (
+    CutRow,
+    RefusedSupply,
+    allowed_targets,
+    cut_rows,
+    refused_supply,
+    releases_of_refused,
+)
 from bigfleet.shard.metrics import DEMAND_LIMITS, ShardMetrics
 from bigfleet.shard.outcomes import ActionRecord
 from bigfleet.shard.status.limit_status import LimitedDemand, ReportedRow, RowName, limit_status
@@ -118,8 +126,13 @@ class DemandLimits:
         self._limited: dict[str, LimitedRows] = {}
         #: Rows that the decision in progress was cut by, by limit.
         self._cut_by: Counter[str] = Counter()
-        #: The machines that the last decision would give beyond a limit.
+        #: The machines that the last decision would give beyond a limit, apart from those that are released instead.
         self.refused: Set[MachineId] = frozenset()
+        #: Releases of Idle machines that it would give beyond a limit, and whose hold is over.
+        self._releases: Mapping[MachineId, Action] = {}
+        #: The targets that were cut last, by cluster, each with what it was before. One that is cut alike is the same
+        #: object again, as the engine and recordings expect of a target that does not change.
+        self._cut_targets: dict[str, tuple[Target, Target]] = {}
         #: Reported to operators; replaced, never changed.
         self.effect = LimitedDemand()
 
@@ -160,18 +173,44 @@ class DemandLimits:
         decision = await decide(asked)
         cut: dict[str, list[NeedStatus]] = {}
         refused = await self._refused(asked, decision)
+        targets: dict[str, Target] = {}
         for _ in range(_DECISIONS_MAX - 1):
-            found = await self._cut(asked, decision, refused)
-            if not found:
+            found, cut_targets = await self._cut(asked, decision, refused)
+            if not found and not cut_targets:
                 break
             self._note(found, refused, cut)
+            targets |= self._same_again(cut_targets, asked.options.targets)
             rest = {id(each.need): each.rest for each in found}
-            asked = asked._replace(demand=tuple(rest.get(id(need), need) for need in asked.demand))
+            asked = asked._replace(
+                demand=tuple(rest.get(id(need), need) for need in asked.demand),
+                options=replace(asked.options, targets={**asked.options.targets, **targets}),
+            )
             decision = await decide(asked)
             refused = await self._refused(asked, decision)
-        self.refused = refused.machines
+        self._cut_targets = {cluster: self._cut_targets[cluster] for cluster in targets}
+        self._releases = releases_of_refused(decision, asked.snapshot, refused)
+        self.refused = refused.machines - self._releases.keys()
+        self._metrics.actions_limited.inc(len(refused.machines))
         self._publish(cut)
         return asked, decision
+
+    def carried_out(self, decision: Decision) -> Decision:
+        """Return the last decision with releases in place of the refused actions whose machine is to be released."""
+        releases = self._releases
+        if not releases:
+            return decision
+        return replace(decision, actions=tuple(releases.get(each.machine_id, each) for each in decision.actions))
+
+    def _same_again(self, cut: Mapping[str, Target], targets: Mapping[str, Target]) -> dict[str, Target]:
+        """Return targets that were cut, as the objects of the last time where they are equal to those."""
+        found = {}
+        for cluster, target in cut.items():
+            whole = targets[cluster]
+            before = self._cut_targets.get(cluster)
+            if before is None or before[0] is not whole or before[1] != target:
+                before = self._cut_targets[cluster] = (whole, target)
+            found[cluster] = before[1]
+        return found
 
     async def _refused(self, asked: CycleInput, decision: Decision) -> RefusedSupply:
         if not self._policies.has_limits:
@@ -179,10 +218,16 @@ class DemandLimits:
         limits_of, pending = self._policies.limits, self._pending()
         return await self._compute(lambda: refused_supply(decision.actions, asked.snapshot, limits_of, pending))
 
-    async def _cut(self, asked: CycleInput, decision: Decision, refused: RefusedSupply) -> Sequence[CutRow]:
+    async def _cut(
+        self, asked: CycleInput, decision: Decision, refused: RefusedSupply
+    ) -> tuple[Sequence[CutRow], Mapping[str, Target]]:
+        """Return the rows and the targets of the clusters that exceed a limit, cut to what they may have."""
         if not refused.machines:
-            return ()
-        return await self._compute(lambda: cut_rows(decision, asked.snapshot, refused))
+            return (), {}
+        view, targets = asked.snapshot, asked.options.targets
+        return await self._compute(
+            lambda: (cut_rows(decision, view, refused), allowed_targets(decision, view, refused, targets))
+        )
 
     def _pending(self) -> dict[MachineId, str]:
         """Return the clusters for which machines are being acquired or preempted."""
@@ -214,7 +259,6 @@ class DemandLimits:
             counts.update(limited.counts)
         for limit in DEMAND_LIMITS:
             self._metrics.demand_limited_rows.labels(limit).set(counts[limit])
-        self._metrics.actions_limited.inc(len(self.refused))
         self.effect = LimitedDemand(
             reported={cluster: limited.reported for cluster, limited in self._limited.items() if limited.reported},
             left_out={cluster: limited.left_out for cluster, limited in self._limited.items() if limited.left_out},

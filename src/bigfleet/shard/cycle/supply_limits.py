@@ -1,26 +1,30 @@
 """Limits the machines and the dollars per hour of a cluster, over one decision (docs/spec/shard.md §1.1).
 
-Pure functions. An action that would give a cluster more than its policy allows is refused. The demand behind it is cut
-to the allowed supply, so that a second decision gives the machines to others. A cluster keeps the machines that it has.
+Pure functions. An action that would give a cluster more than its policy allows is refused. The demand and the target
+composition behind it are cut to the allowed supply, so that a second decision gives the machines to others. A cluster
+keeps the machines that it has.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from bigfleet.engine.columns.store import REMOVED, ColumnSnapshot
-from bigfleet.engine.decision import Action, ActionKind, Decision, RowResult
+from bigfleet.engine.decision import Action, ActionKind, Decision, Options, RowResult
+from bigfleet.engine.reference.reclaim import RELEASABLE
+from bigfleet.engine.targets import ClassKey, Target
 from bigfleet.exchange.values import total_usd
 from bigfleet.model import vector
-from bigfleet.model.ids import MachineId
+from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.model.machine import Stamp
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.shapes import DemandShape, canonical_shapes, lacking_of, largest_of, total_of
-from bigfleet.model.states import MachineState
+from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.cluster_policy import ClusterLimits
+from bigfleet.shard.cycle.created_machines import SnapshotClasses
 from bigfleet.shard.inventory.fleet_queries import row_of, supply_of
 from bigfleet.shard.safety_limits import row_served_by
 from bigfleet.shard.status.views import split_residual, taken_of
@@ -65,7 +69,8 @@ def refused_supply(
 ) -> RefusedSupply:
     """Return the machines of actions that exceed limits; of a gang all are refused when one is.
 
-    `pending` names the cluster of each machine that is being acquired or preempted for one.
+    `pending` names the cluster of each machine that is being acquired or preempted for one. A machine in creation of
+    which no cluster is known counts for every limited cluster: it may be for any of them.
     """
     asked: defaultdict[str, dict[RowKey, list[MachineId]]] = defaultdict(dict)
     for action in actions:
@@ -99,6 +104,25 @@ def _gaining_row(action: Action) -> RowKey | None:
     return row_served_by(action)
 
 
+def _stamped(
+    snapshot: ColumnSnapshot, state: MachineState, owner_of: Callable[[Stamp], str]
+) -> Iterable[tuple[int, str]]:
+    """Return the rows of the machines in a state, each with the owner by its stamp; each stamp is read once."""
+    columns, stamps = snapshot.columns, snapshot.vocabulary.stamps
+    rows = np.flatnonzero(columns.state == state)
+    stamp_of = columns.stamp[rows]
+    owners = {number: owner_of(stamps[number]) for number in np.unique(stamp_of).tolist()}
+    return ((row, owners[number]) for row, number in zip(rows.tolist(), stamp_of.tolist(), strict=True))
+
+
+def _intended_cluster(stamp: Stamp) -> str:
+    return stamp.intended_cluster
+
+
+def _preempting_cluster(stamp: Stamp) -> str:
+    return "" if stamp.preempted_for is None else stamp.preempted_for.cluster
+
+
 class _Held:
     """The machines that some clusters have, or will have without another decision.
 
@@ -112,18 +136,14 @@ class _Held:
         self._numbers = {cluster: numbers.get(cluster, -1) for cluster in clusters}
         #: Rows that a cluster does not carry, and that it is promised.
         self._promised: dict[str, set[int]] = {cluster: set() for cluster in self._numbers}
-        self._promise(self._stamped(MachineState.CREATING, lambda stamp: stamp.intended_cluster))
-        self._promise(self._stamped(MachineState.DRAINING, _preempting_cluster))
+        created = list(_stamped(snapshot, MachineState.CREATING, _intended_cluster))
+        self._promise(created)
+        #: Prices of the machines in creation that may be for any cluster.
+        self._unknown_prices = [_price(snapshot, row) for row, owner in created if not owner]
+        self._promise(_stamped(snapshot, MachineState.DRAINING, _preempting_cluster))
         self._promise((row_of(snapshot, machine_id), owner) for machine_id, owner in pending.items())
         #: By cluster number: each offer of its machines, with how many have it.
         self._offers = self._count_offers()
-
-    def _stamped(self, state: MachineState, owner_of: Callable[[Stamp], str]) -> Iterable[tuple[int, str]]:
-        columns, stamps = self._snapshot.columns, self._snapshot.vocabulary.stamps
-        rows = np.flatnonzero(columns.state == state)
-        stamp_of = columns.stamp[rows]
-        owners = {number: owner_of(stamps[number]) for number in np.unique(stamp_of).tolist()}
-        return ((row, owners[number]) for row, number in zip(rows.tolist(), stamp_of.tolist(), strict=True))
 
     def _promise(self, promises: Iterable[tuple[int | None, str]]) -> None:
         for row, owner in promises:
@@ -154,16 +174,80 @@ class _Held:
         return self._carries(cluster, row) or row in self._promised[cluster]
 
     def prices(self, cluster: str) -> Sequence[float]:
-        """Return the price of each machine of the cluster."""
+        """Return the price of each machine of the cluster, and of each that may be created for it."""
         offers = self._snapshot.vocabulary.offers
         prices: list[float] = []
         for offer, count in self._offers.get(self._numbers[cluster], ()):
             prices += [offers[offer].price_usd_per_hour] * count
-        return [*prices, *(_price(self._snapshot, row) for row in self._promised[cluster])]
+        prices += (_price(self._snapshot, row) for row in self._promised[cluster])
+        return [*prices, *self._unknown_prices]
 
 
-def _preempting_cluster(stamp: Stamp) -> str:
-    return "" if stamp.preempted_for is None else stamp.preempted_for.cluster
+def allowed_targets(
+    decision: Decision, snapshot: ColumnSnapshot, refused: RefusedSupply, targets: Mapping[str, Target]
+) -> dict[str, Target]:
+    """Return the targets, of the clusters that exceed a limit, that count more machines than the clusters may have.
+
+    Each is returned with at most the machines of each class that its cluster has or is allowed to acquire in the
+    decision. A target acquires what it counts, whatever the demand is. Cost: one look at the columns.
+    """
+    clusters = refused.exceeded.keys() & targets.keys()
+    if not clusters:
+        return {}
+    columns, vocabulary = snapshot.columns, snapshot.vocabulary
+    numbers = vocabulary.cluster_numbers()
+    name_of = {number: cluster for cluster in clusters if (number := numbers.get(cluster, -1)) > 0}
+    is_bound = np.isin(columns.state, [int(MachineState.CONFIGURED), int(MachineState.CONFIGURING)])
+    rows = np.flatnonzero(is_bound & np.isin(columns.cluster, list(name_of)))
+    owned = [(name_of[int(columns.cluster[row])], row) for row in rows.tolist()]
+    owned += [(owner, row) for row, owner in _stamped(snapshot, MachineState.CREATING, _intended_cluster)]
+    for action in decision.actions:
+        gaining = row_served_by(action)
+        if gaining is not None and action.machine_id not in refused.machines:
+            owned.append((gaining[0], snapshot.rows[action.machine_id]))
+    sizes: defaultdict[str, Counter[ClassKey]] = defaultdict(Counter)
+    classes = SnapshotClasses(snapshot)
+    for cluster, row in owned:
+        if cluster in clusters:
+            sizes[cluster][classes.at(row)] += 1
+    found = {}
+    for cluster in sorted(clusters):
+        target, size = targets[cluster], sizes[cluster]
+        counts = {each: min(count, size[each]) for each, count in target.counts.items()}
+        if counts != target.counts:
+            found[cluster] = replace(target, counts=counts)
+    return found
+
+
+def releases_of_refused(
+    decision: Decision, snapshot: ColumnSnapshot, refused: RefusedSupply
+) -> dict[MachineId, Action]:
+    """Return a release of each Idle machine that the decision gives to a cluster beyond its limit, after its hold.
+
+    The decision itself releases no machine that a row acquires (docs/spec/engine.md §7.3).
+    """
+    if decision.basis is None:
+        return {}
+    options = decision.basis.options
+    found = {}
+    for machine_id in sorted(refused.machines):
+        row = row_of(snapshot, machine_id)
+        if row is not None and _is_hold_over(snapshot, row, options):
+            found[machine_id] = Action(
+                kind=ActionKind.DELETE, machine_id=machine_id, cluster=ClusterId(""), reason="phase3.release"
+            )
+    return found
+
+
+def _is_hold_over(snapshot: ColumnSnapshot, row: int, options: Options) -> bool:
+    columns = snapshot.columns
+    if int(columns.state[row]) != MachineState.IDLE:
+        return False
+    capacity_type = CapacityType(snapshot.vocabulary.offers[int(columns.offer[row])].capacity_type)
+    seconds = options.hold_seconds.get(capacity_type, 0.0)
+    # Without a stamp of the time this is not true.
+    is_over = bool(options.now_seconds - float(columns.idle_since_seconds[row]) >= seconds)
+    return capacity_type in RELEASABLE and seconds > 0 and is_over
 
 
 def _price(snapshot: ColumnSnapshot, row: int | None) -> float:

@@ -148,6 +148,9 @@ class Ingest:
         self._on_observed = on_observed
         self._on_remove = on_remove
         self._on_status = on_status
+        #: Known machines whose newest record was rejected.
+        self._rejected: set[MachineId] = set()
+        self._rejected_now: frozenset[MachineId] | None = frozenset()
         #: Records that were rejected since that second.
         self._rejections, self._rejections_since_seconds = 0, -math.inf
         #: Newest status that the bound cluster's operator reported, by machine.
@@ -166,6 +169,8 @@ class Ingest:
     def is_unchanged(self, record: ListedMachine) -> bool:
         """Return whether the record equals the last applied one and our view has not moved away from it since."""
         shown = record.machine
+        if shown.id in self._rejected:
+            return False
         known = self._inventory.record_of(shown.id)
         if known is None or known.state is not shown.state or known.cluster != shown.cluster:
             return False
@@ -184,6 +189,8 @@ class Ingest:
         equal = self._inventory.equal(machines)
         if self._applied:
             equal &= np.array([machine.id not in self._applied for machine in machines], np.bool_)
+        if self._rejected:
+            equal &= np.array([machine.id not in self._rejected for machine in machines], np.bool_)
         left = compress(records, (~equal).tolist())
         return {record.machine.id for record in left if not self.is_unchanged(record)}
 
@@ -233,7 +240,10 @@ class Ingest:
                 self._inventory.replace(observed, known, seconds, unix_nanos, binding)
         except InventoryRefusal as refusal:
             self._reject(machine_id, refusal, seconds)
+            if known is not None:
+                self._note_rejected(machine_id)
             return False
+        self._forget_rejected(machine_id)
         if shown is observed or (
             shown.state is observed.state
             and shown.cluster == observed.cluster
@@ -251,6 +261,25 @@ class Ingest:
                 self._metrics.idle_releases.inc()
         self._publish(machine_id, known, observed)
         return True
+
+    @property
+    def rejected(self) -> frozenset[MachineId]:
+        """The known machines whose newest record was rejected: what they are and cost now is not known."""
+        if self._rejected_now is None:
+            self._rejected_now = frozenset(self._rejected)
+        return self._rejected_now
+
+    def _note_rejected(self, machine_id: MachineId) -> None:
+        if machine_id not in self._rejected:
+            self._rejected.add(machine_id)
+            self._rejected_now = None
+            # The next record is read, also if it equals the last good one.
+            self._inventory.forget_note(machine_id)
+
+    def _forget_rejected(self, machine_id: MachineId) -> None:
+        if machine_id in self._rejected:
+            self._rejected.discard(machine_id)
+            self._rejected_now = None
 
     def _reject(self, machine_id: MachineId, refusal: InventoryRefusal, now_seconds: float) -> None:
         """Count a rejected record, and log it unless many were logged lately."""
@@ -351,6 +380,7 @@ class Ingest:
         """Take a machine out of the inventory; no cluster is notified that it failed."""
         before = self._inventory.remove(machine_id)
         self._applied.pop(machine_id, None)
+        self._forget_rejected(machine_id)
         self._nodes.pop(machine_id, None)
         self._on_remove(machine_id, before.cluster)
 

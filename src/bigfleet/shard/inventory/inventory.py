@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bigfleet.engine.columns.objects import machine_at, resources_of, snapshot_of
-from bigfleet.engine.columns.store import Columns, ColumnSnapshot, ColumnStore
+from bigfleet.engine.columns.store import NOTE_BYTES, Columns, ColumnSnapshot, ColumnStore
 from bigfleet.engine.snapshot import Snapshot
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine, invariant_fault
@@ -36,6 +36,9 @@ from bigfleet.shard.inventory.packed_records import PackedRecords
 
 #: So many machines are assembled and compared at one validation; the indexes are compared as a whole.
 VALIDATED_MAX: Final = 50
+
+
+_NO_DIGEST: Final = bytes(NOTE_BYTES)
 
 
 class InventoryRefusal(Exception):
@@ -255,6 +258,10 @@ class Inventory:
     def note(self, machine_id: MachineId, digest: bytes) -> None:
         """Keep the digest of the record that says what is known of a machine, until anything of the machine changes."""
         self._store.note(machine_id, digest)
+
+    def forget_note(self, machine_id: MachineId) -> None:
+        """Forget the digest of a machine's record: the record is read again, whatever it says."""
+        self._store.note(machine_id, _NO_DIGEST)
 
     def noted(self) -> npt.NDArray[np.uint64]:
         """Return the digest of each row as two integers, zeros for none; no rows when there is no digest."""

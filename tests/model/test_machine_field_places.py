@@ -66,7 +66,6 @@ PLACES: Final[dict[str, tuple[str, ...]]] = {
         "provider/backends/simulated/world.py Pool",
         "provider/inventory/offerings.py",
         "provider/inventory/offerings.py _offering",
-        "provider/inventory/offerings.py _value_faults",
         "sim/scenarios/scenario_file.py ShapeSpec",
     ),
     "input of programs: what a line leaves out is as its slot says, and a table takes twice as long": (

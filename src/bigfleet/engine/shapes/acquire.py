@@ -175,6 +175,7 @@ def _take_what_was_given_back(
             changed.add(row.cluster)
     for cluster in clusters:
         if cluster in changed:
+            _use_what_is_free(cluster)
             _give_back_unclaimed(cluster, fleet)
 
 

@@ -420,8 +420,7 @@ class Shard:
         if not self.is_ready:
             # An unread inventory is not an empty one: no phase runs on it, nor without an engine.
             return CycleReport(cycle=self.cycle, is_timer=is_timer, decision=None)
-        table = self.intake.table
-        unjoined = self.publisher.look(table.clusters)
+        table, unjoined = self.intake.table, self.publisher.look(self.intake.table.clusters)
         # What follows is one moment; each part of it that grows with the clusters is a moment of its own.
         await self._clock.sleep(0)
         computed_at_unix_nanos = self._clock.unix_nanos()

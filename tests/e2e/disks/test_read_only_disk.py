@@ -16,7 +16,7 @@ import pytest
 
 from tests.commands import run_here
 from tests.e2e.fault_world import LiveOperator, LiveShard, live_provider, live_shard, until
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.processes import run_bigfleet
 
 IMAGE_BYTES = 32 * 1024 * 1024
@@ -61,8 +61,14 @@ class Disk:
     def repair(self) -> None:
         """Unmount it, which needs that no process has files open on it, and check it."""
         run("umount", self.mounted)
+        # A mount namespace that another test began has the mount, too: mounted again, it would be the old one.
+        wait_until(lambda: not self._is_attached(), "the disk keeps its loop device")
         done = subprocess.run(["e2fsck", "-p", self._image], capture_output=True, text=True, check=False)
         assert done.returncode in (0, 1), done.stdout + done.stderr
+
+    def _is_attached(self) -> bool:
+        command = ("losetup", "--associated", self._image)
+        return bool(subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE_SECONDS).stdout)
 
 
 @contextmanager

@@ -33,9 +33,9 @@ def test_what_is_to_be_installed_is_what_the_extra_has(extra: str, file: str) ->
 
 
 def test_nothing_tells_a_user_to_install_bigfleet_by_its_name() -> None:
-    """No public index has it, so that anybody could publish a package of that name."""
+    """No public index has it: a stranger could publish a package of that name."""
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", *SOURCE.rglob("*.py"), *SOURCE.rglob("*.tmpl")]
-    told = [path.name for path in pages if "install 'bigfleet[" in path.read_text(encoding="utf-8")]
+    found = [path.name for path in pages if "install 'bigfleet[" in path.read_text(encoding="utf-8")]
 
     # With an index of one's own.
-    assert told == ["installing.md"]
+    assert found == ["installing.md"]

@@ -51,7 +51,7 @@ def notes(words: Sequence[str]) -> str:
 def test_a_new_shard_owns_all_of_its_provider_unless_another_shard_has_it_too(
     tmp_path: Path, providers: str, expected: list[str]
 ) -> None:
-    """A shard alone with its provider would wait for domains that nobody else could claim."""
+    """The only shard of a provider would wait for domains that no other shard could claim."""
     assert ownerships(words_of(tmp_path, providers, COORDINATED)) == expected
 
 

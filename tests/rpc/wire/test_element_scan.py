@@ -184,7 +184,7 @@ def test_the_largest_status_of_a_node_is_within_the_limit_of_its_kind() -> None:
 
 
 def test_what_a_later_version_adds_to_a_large_frame_is_ignored() -> None:
-    """A trace beside the roll-up, a kind of frame that is not known here."""
+    """A trace next to the roll-up, a kind of frame that is not known here."""
     known = shard_pb2.OperatorMessage(rollup=capacity_pb2.ClusterCapacityNeeds(cluster_id="x" * 300_000))
     later = b"\xfa\x7e\x80\x80\x20" + b"y" * (512 * 1024)
 

@@ -119,7 +119,7 @@ def test_a_machine_that_a_cluster_will_have_already_spends_nothing() -> None:
 
 
 def test_a_machine_in_creation_without_a_known_cluster_counts_for_every_limited_cluster() -> None:
-    """After a restart nobody knows for which cluster a machine is created."""
+    """After a restart the shard does not know for which cluster a machine is created."""
     store = ColumnStore()
     for each in (machine("made", S.CREATING), machine("free", S.IDLE), machine("other", S.IDLE)):
         store.insert(each, None)

@@ -85,7 +85,7 @@ def check_story(story: list[tuple[str, Any]], asked: Machine) -> None:
         clock=StillClock(),
     )
     applied: Machine | None = None
-    #: Whether the newest record of a known machine was rejected: then the next one is read, whatever it is.
+    #: Whether the newest record of a known machine was rejected: then the next one is read, also an equal one.
     is_rejected = False
     for kind, told in story:
         known = inventory.get("m")

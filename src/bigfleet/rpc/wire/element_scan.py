@@ -131,7 +131,7 @@ class _Counter:
         """Count the fields of one message, and of the messages in it."""
         content, steps = self._content, plan.steps
         counts: dict[int, int] | None = {} if end - position >= plan.limited_bytes_min else None
-        #: What is within a group is unknown to the parser, whatever its numbers say.
+        #: The parser knows no field within a group, also where the number is that of a known one.
         groups = 0
         while position < end:
             self.fields += 1

@@ -28,7 +28,7 @@ from bigfleet.rpc.wire.gen import coordinator_pb2, shard_pb2
 #: A frame that is neither a roll-up nor bootstrap data. The largest of them is a node's status: 32 names of 1 KiB with
 #: quantities of 64 characters, and two names, 37 KiB in all. Texts for people are cut on arrival, and may be longer.
 SMALL_FRAME_BYTES_MAX: Final = 256 * 1024
-#: Fields of a larger frame itself; there is one, beside what later versions may add.
+#: Fields of a larger frame itself; there is one, and what later versions may add.
 FRAME_FIELDS_MAX: Final = 64
 
 #: Messages of a frame: rows, requirements, quantities, shapes. An operator's largest roll-up has 20 MiB as it counts

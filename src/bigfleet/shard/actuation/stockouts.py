@@ -20,7 +20,7 @@ from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need, RowKey
 from bigfleet.model.states import MachineState
 from bigfleet.shard.actuation.bootstrap_failures import BootstrapFailures
-from bigfleet.shard.inventory.fleet_queries import FailingPools, OtherCandidates, pool_rows
+from bigfleet.shard.inventory.fleet_queries import FailingPools, OtherCandidates, rows_of_pool
 from bigfleet.shard.inventory.machine_shapes import Attributes
 from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.outcomes import ActionOutcome
@@ -355,7 +355,8 @@ class Stockouts:
             return
         pool.is_probing = False
         if state != MachineState.SPECULATIVE:
-            free = [each for row in pool_rows(view, name).tolist() if not is_pending(each := view.ids[row])]
+            rows = rows_of_pool(view, name, MachineState.SPECULATIVE).tolist()
+            free = [each for row in rows if not is_pending(each := view.ids[row])]
             pool.probe = next((each for each in free if each not in pool.failed), None)
             if pool.probe is None and free:
                 pool.failed.clear()

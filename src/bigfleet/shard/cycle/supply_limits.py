@@ -189,7 +189,7 @@ def allowed_targets(
     """Return the targets, of the clusters that exceed a limit, that count more machines than the clusters may have.
 
     Each is returned with at most the machines of each class that its cluster has or is allowed to acquire in the
-    decision. A target acquires what it counts, whatever the demand is. Cost: one look at the columns.
+    decision. A target acquires what it counts, also beyond the demand. Cost: one look at the columns.
     """
     clusters = refused.exceeded.keys() & targets.keys()
     if not clusters:

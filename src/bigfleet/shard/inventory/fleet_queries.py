@@ -61,11 +61,6 @@ def largest_supply(view: ColumnSnapshot, cluster: str) -> Vector:
     return largest
 
 
-def pool_rows(view: ColumnSnapshot, pool: CapacityPool) -> npt.NDArray[np.int64]:
-    """Return the rows of a pool's Speculative machines, ids ascending."""
-    return sold_out_rows(view, Options(now_seconds=0.0, reported=frozenset(), sold_out=frozenset({pool})))
-
-
 @dataclass(frozen=True, slots=True)
 class FailingPools:
     """Pools in which machines could not be created for a row, and those in which they could not be bootstrapped."""

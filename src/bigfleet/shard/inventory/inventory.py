@@ -260,7 +260,7 @@ class Inventory:
         self._store.note(machine_id, digest)
 
     def forget_note(self, machine_id: MachineId) -> None:
-        """Forget the digest of a machine's record: the record is read again, whatever it says."""
+        """Forget the digest of a machine's record: the next record is read, also an equal one."""
         self._store.note(machine_id, _NO_DIGEST)
 
     def noted(self) -> npt.NDArray[np.uint64]:

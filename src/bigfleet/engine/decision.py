@@ -144,7 +144,7 @@ class Options:
     now_seconds: float
     #: Clusters that have reported a roll-up, accepted or held, since the process started.
     reported: frozenset[str]
-    #: Machines that missed the join gate: no supply, no victim (docs/spec/model.md §1).
+    #: Machines that missed the join gate, or are stuck on their way: no supply, no victim (docs/spec/engine.md §1.1).
     unjoined: frozenset[str] = frozenset()
     #: Machines reserved for another shard (docs/spec/model.md §1).
     reserved: frozenset[str] = frozenset()

@@ -78,8 +78,13 @@ class BootstrapFailures:
     def failed(self, machine: Machine, text: str) -> None:
         """A Configure of this machine, with the stamps of its row, was rejected, failed or had no effect."""
         if machine.cluster and machine.capacity_type in CREATED_TYPES:
-            row = (str(machine.cluster), machine.assigned_need_fingerprint, machine.assigned_group)
-            self._failed(row, CapacityPool.of(machine), machine.id, text)
+            self._failed(_row_of(machine), CapacityPool.of(machine), machine.id, text)
+
+    def stuck(self, machine: Machine) -> None:
+        """The configuration of this machine does not end; one such machine is enough, because it took so long."""
+        if machine.cluster and machine.capacity_type in CREATED_TYPES:
+            text = "its configuration does not end"
+            self._failed(_row_of(machine), CapacityPool.of(machine), machine.id, text, enough=1)
 
     def unjoined(self, view: ColumnSnapshot, machine_ids: Set[str]) -> None:
         """Count the Configured machines that have newly missed the join deadline."""
@@ -90,11 +95,14 @@ class BootstrapFailures:
             if row is None or owner is None:
                 continue
             pool = pool_of_row(view, row)
-            if owner[0] and pool.capacity_type in CREATED_TYPES:
+            is_configured = int(view.columns.state[row]) == MachineState.CONFIGURED
+            if owner[0] and is_configured and pool.capacity_type in CREATED_TYPES:
                 self._failed(owner, pool, MachineId(machine_id), "its node did not join in time")
                 self._failures[owner[0], pool].is_unjoined = True
 
-    def _failed(self, row: RowKey, pool: CapacityPool, machine_id: MachineId, text: str) -> None:
+    def _failed(
+        self, row: RowKey, pool: CapacityPool, machine_id: MachineId, text: str, *, enough: int = FAILURES_OF_A_POOL
+    ) -> None:
         cluster, now_seconds = row[0], self.clock.monotonic_seconds()
         known = self._failures.setdefault((cluster, pool), _Failures())
         known.count += 1
@@ -104,7 +112,8 @@ class BootstrapFailures:
         if now_seconds < known.until_seconds:
             return  # it belongs to the round that the back-off ended
         others = (each for (name, of), each in self._failures.items() if of == pool and name != cluster)
-        enough = 1 if any(each.is_backed_off for each in others) else FAILURES_OF_A_POOL
+        if any(each.is_backed_off for each in others):
+            enough = 1
         if not known.is_backed_off and known.count < enough:
             return
         seconds = known.next_seconds
@@ -244,6 +253,10 @@ class BootstrapFailures:
                 kind = f"{pool.instance_type} {pool.capacity_type.label} in {pool.zone}"
                 found[row] = f"machines of {kind} could not be bootstrapped ({known.text}); they are tried again"
         return found
+
+
+def _row_of(machine: Machine) -> RowKey:
+    return (str(machine.cluster), machine.assigned_need_fingerprint, machine.assigned_group)
 
 
 def _named(pool: CapacityPool) -> dict[str, str]:

@@ -128,6 +128,13 @@ class Stockouts:
             known = self._back_off(name, machine)
         self._note_failure(machine, known.until_seconds + FAILING_SECONDS)
 
+    def stuck(self, machine: Machine) -> None:
+        """The creation or the configuration of this machine does not end: its pool is not the first choice any more."""
+        if machine.state is MachineState.CONFIGURING:
+            self.bootstraps.stuck(machine)
+        else:
+            self.exhausted(machine)
+
     def _back_off(self, name: CapacityPool, machine: Machine) -> _Pool:
         """Begin the next back-off of a pool, after a creation of this machine failed."""
         pool = self._pools.setdefault(name, _Pool(-math.inf, POOL_BACKOFF_FIRST_SECONDS))

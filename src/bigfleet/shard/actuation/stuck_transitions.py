@@ -1,12 +1,15 @@
 """Detects transitions that never finish, re-drives each once, and then reports it as stuck.
 
 docs/spec/shard.md §9.5. Checked on timer cycles. The age is measured on the monotonic clock from when this process
-first saw the machine in its state. A machine stays in its state until its provider reports another one.
+first saw the machine in its state. A machine stays in its state until its provider reports another one; its row is
+served by others meanwhile (docs/adr/0249-rows-are-not-held-by-stuck-machines.md).
 """
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
+import numpy as np
 import structlog
 
 from bigfleet.engine.columns.store import ColumnSnapshot
@@ -18,13 +21,18 @@ from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.shard import safety_limits
 from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.action_queue import Actuator
+from bigfleet.shard.actuation.stockouts import Stockouts
 from bigfleet.shard.inventory.fleet_queries import MachineQuery, find
 from bigfleet.shard.inventory.inventory import Inventory
-from bigfleet.shard.metrics import ShardMetrics
 from bigfleet.shard.outcomes import ActionOutcome, ActionRecord
 from bigfleet.shard.ports import ShardSettings
+from bigfleet.shard.sessions.registry import Sessions
 
 REDRIVE_REASON = "shard.redrive"
+#: Most machines that others replace at a time: a share of the Configured ones, and at least so many. When a provider
+#: ends nothing at all, it gets no second order for everything.
+REPLACED_FRACTION: Final = 0.05
+REPLACED_MIN: Final = 10
 _ON_THE_WAY = MachineQuery(states=frozenset(state.value for state in TRANSITIONAL_STATES))
 _KINDS = {
     MachineState.CREATING: ActionKind.PROVISION,
@@ -48,6 +56,8 @@ class _Stay:
     redrive: ActionRecord | None = None
     #: Its re-drive is over and changed nothing.
     is_stuck: bool = False
+    #: It is Creating or Configuring, and not for want of an operator: another machine would come sooner.
+    is_no_supply: bool = False
 
 
 class StuckTransitions:
@@ -56,7 +66,10 @@ class StuckTransitions:
     Invariant: one stay of all and only the machines that were in a transitional state at the last look.
     """
 
-    def __init__(self, *, settings: ShardSettings, inventory: Inventory, metrics: ShardMetrics, clock: Clock) -> None:
+    def __init__(
+        self, settings: ShardSettings, inventory: Inventory, sessions: Sessions, stockouts: Stockouts, clock: Clock
+    ) -> None:
+        """`stockouts` hears of each machine that is no supply any more, once for each stay."""
         self._bound_seconds = {
             MachineState.CREATING: settings.stuck_creating_seconds,
             MachineState.CONFIGURING: settings.stuck_configuring_seconds,
@@ -65,7 +78,8 @@ class StuckTransitions:
         }
         self._disposition = safety_limits.disposition(paused=settings.actuation_paused, dry_run=settings.dry_run)
         self._inventory = inventory
-        self._metrics = metrics
+        self._sessions = sessions
+        self._stockouts = stockouts
         self._clock = clock
         self._stays: dict[MachineId, _Stay] = {}
         #: The grace in seconds of each drain that this process began, while the machine is Draining.
@@ -83,6 +97,15 @@ class StuckTransitions:
     def stuck(self) -> frozenset[MachineId]:
         """Return the machines that are stuck now."""
         return frozenset(machine_id for machine_id in self._stays if self.is_stuck(machine_id))
+
+    def is_no_supply(self, machine_id: MachineId) -> bool:
+        """Return whether its row has to be served by others: it is stuck on its way to its cluster."""
+        stay = self._stays.get(machine_id)
+        return stay is not None and stay.is_no_supply and self.is_stuck(machine_id)
+
+    def no_supply(self) -> frozenset[MachineId]:
+        """Return the machines whose rows have to be served by others."""
+        return frozenset(machine_id for machine_id in self._stays if self.is_no_supply(machine_id))
 
     def look(
         self, snapshot: ColumnSnapshot, ledger: ActionLedger, actuator: Actuator, cycle: int, *, may_call: bool
@@ -111,6 +134,7 @@ class StuckTransitions:
                 advice = "inspect it at the provider; its state changes only when the provider reports another one"
                 _log.warning("machine.got_stuck", machine=machine.id, state=machine.state.label, advice=advice)
         self._stays = stays
+        self._judge_supply(snapshot)
         self._grace_seconds = {
             machine_id: seconds
             for machine_id, seconds in self._grace_seconds.items()
@@ -118,7 +142,24 @@ class StuckTransitions:
         }
         counts = Counter(stays[machine_id].state for machine_id in self.stuck())
         for state in TRANSITIONAL_STATES:
-            self._metrics.machines_stuck.labels(state.label).set(counts[state])
+            self._stockouts.metrics.machines_stuck.labels(state.label).set(counts[state])
+
+    def _judge_supply(self, snapshot: ColumnSnapshot) -> None:
+        """Let others serve the rows of machines that are stuck on their way, within the limit."""
+        stuck = [(stay.seen_seconds, machine_id) for machine_id, stay in self._stays.items() if stay.is_stuck]
+        if not stuck:
+            return
+        serving = int(np.count_nonzero(snapshot.columns.state == MachineState.CONFIGURED))
+        left = max(REPLACED_MIN, int(REPLACED_FRACTION * serving)) - len(self.no_supply())
+        for _, machine_id in sorted(stuck):
+            machine, stay = self._inventory.get(machine_id), self._stays[machine_id]
+            if left <= 0 or machine is None or stay.is_no_supply:
+                continue
+            is_configuring = machine.state is MachineState.CONFIGURING
+            if machine.state is MachineState.CREATING or (is_configuring and self._sessions.of(machine.cluster)):
+                stay.is_no_supply = True
+                left -= 1
+                self._stockouts.stuck(machine)
 
     def _stay(self, machine: Machine, now_seconds: float) -> _Stay:
         stay = self._stays.get(machine.id)

@@ -114,10 +114,10 @@ class Shard:
         self.ledger = ActionLedger(
             inventory=self.inventory, metrics=self.metrics, clock=clock, ids=ids, audit=self.audit, settings=settings
         )
+        self.stockouts = Stockouts(clock, self.metrics)
         self._make_sessions(ownership_file)
         self.machine_backoff = MachineBackoff(clock)
         self.demand_backoff = DemandBackoff(clock)
-        self.stockouts = Stockouts(clock, self.metrics)
         retired = retirements or MemoryRetirements()
         self.fit_holds = FitHolds(clock, lambda: self.publisher.awaited_sessions(retired.records.keys()))
         self._make_ingest()
@@ -133,7 +133,6 @@ class Shard:
         )
         self.plans = self._make_plans(plan_workers)
         self.exchanges = ExchangeExecution(self, clock=clock, store=exchange_store or MemoryExchanges())
-        self.stuck = StuckTransitions(settings=settings, inventory=self.inventory, metrics=self.metrics, clock=clock)
         self._make_actuators(provider, ids)
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
         self._on_inventory = on_inventory
@@ -165,11 +164,12 @@ class Shard:
             metrics=self.metrics,
             clock=self._clock,
         )
+        self.stuck = StuckTransitions(self.settings, self.inventory, self.sessions, self.stockouts, self._clock)
         self.waiting_growth = WaitingGrowth(
             clock=self._clock,
             machine_of=self.inventory.get,
             has_joined=self.publisher.has_joined,
-            has_failed=self.publisher.joins.is_unjoined,
+            has_failed=lambda each: self.publisher.joins.is_unjoined(each) or self.stuck.is_no_supply(each),
         )
         self.limits = DemandLimits(metrics=self.metrics, compute=self.compute, actions=self.ledger.pending_actions)
         self.intake = Intake(
@@ -498,7 +498,7 @@ class Shard:
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
             reserved=self.ownership_filter.reserved,
-            unjoined=unjoined,
+            unjoined=unjoined | self.stuck.no_supply(),
             set_aside=self.ingest.rejected,
             parking_ages=self._ages.parking,
             overheads=table.overheads_by_cluster(),

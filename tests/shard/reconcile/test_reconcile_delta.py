@@ -9,7 +9,7 @@ import pytest
 from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.states import MachineState
-from bigfleet.shard.ports import ListedMachine, ProviderRefusal, RefusalKind, ShardSettings
+from bigfleet.shard.ports import ListedMachine, Listing, ProviderRefusal, RefusalKind, ShardSettings
 from bigfleet.shard.reconcile.reconciler import REVISITS_AT_ONCE_MAX, REVISITS_PER_CYCLE_MAX, REVISITS_SECONDS_MAX
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from tests.shard.world import RevisionedProvider, ScriptedProvider, World, machine, need, note_pending
@@ -53,6 +53,25 @@ async def test_a_delta_changes_what_it_names_and_removes_what_it_tells() -> None
     assert world.machine("m001").price_usd_per_hour == 7.0
     assert provider.cursors == [b"", b"0"]
     assert [world.metric("reconcile_total", mode=mode, outcome="ok") for mode in ("full", "delta")] == [1, 1]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_machine_that_a_delta_shows_and_reports_as_removed_is_read_by_itself(is_there: bool) -> None:
+    """A slot that was removed and added again has a tombstone and a record; a defect may give a bound machine both."""
+    provider = revisioned(machine("m000", S.CONFIGURED, cluster="c1"), machine("m001", S.IDLE))
+    world = delta_world(provider)
+    world.connect("c1").report(need("c1", "4"))
+    await world.cycle()
+    shown = ListedMachine(provider.records["m000"], {})
+    if not is_there:
+        del provider.records["m000"]
+    provider.listings.append(Listing(records=[shown], revision=b"1", removed_ids=("m000",), tombstones=True))
+    await world.cycle()
+    assert "m000" in world.shard.inventory
+    assert provider.gets == ["m000"]
+    await world.cycle()
+    assert ("m000" in world.shard.inventory) is is_there
+    assert provider.state("m001") is S.IDLE or not is_there
 
 
 @pytest.mark.rule("shard 5.2/3")

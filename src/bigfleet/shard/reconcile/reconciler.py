@@ -168,7 +168,7 @@ class Reconciler:
         seen = await self._take(shown, is_full=is_full)
         unseen = await self._unseen(shown, seen) if is_full else None
         unnamed = self._unnamed(seen, unseen) if unseen is not None else None
-        removals = await self._removals(listing, unseen)
+        removals = await self._removals(listing, seen, unseen)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
             # What a full answer left out no later delta would report: a braked one is asked for again as a whole.
@@ -389,10 +389,11 @@ class Reconciler:
             return
         self._apply(record, moment)
 
-    async def _removals(self, listing: Listing, unseen: set[MachineId] | None) -> list[MachineId]:
+    async def _removals(self, listing: Listing, seen: Set[MachineId], unseen: set[MachineId] | None) -> list[MachineId]:
         """Return what this answer says is gone; what is in flight is asked about again as soon as it is not.
 
-        `unseen` names the known machines that a full answer does not show; a delta has none.
+        `unseen` names the known machines that a full answer does not show; a delta has none. A machine that a delta
+        shows and reports as removed is read with Get.
         """
         if unseen is not None:
             reported = unseen
@@ -401,6 +402,15 @@ class Reconciler:
             reported = self._held_removals.union(
                 MachineId(machine_id) for machine_id in listing.removed_ids if machine_id in self._inventory
             )
+            contradicted = reported & seen
+            if contradicted:
+                advice = "the answer lists them and reports them as removed; each is read by itself"
+                sample = sorted(contradicted)[:10]
+                _log.warning(
+                    "inventory.removals_contradicted", machines=len(contradicted), sample=sample, advice=advice
+                )
+                self._revisit |= contradicted
+                reported = reported - contradicted
         in_flight = {machine_id for machine_id in reported if self._is_in_flight(machine_id)}
         self._revisit |= in_flight
         return sorted(reported - in_flight)

@@ -14,7 +14,8 @@ from bigfleet.cli.flags.groups import taking
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
 from bigfleet.cli.get.shared import QueryFlags
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
-from bigfleet.cli.runtime.terminal import echo, visible_json
+from bigfleet.cli.runtime.terminal import echo
+from bigfleet.cli.visible_text import visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -64,7 +64,9 @@ def verify(files: _Files, anchor: _Anchor = None) -> None:
 def _sound(checked: "Checked", files: Sequence[Path]) -> str:
     what = f"{checked.records:,} records in {len(files)} {'file' if len(files) == 1 else 'files'}"
     if checked.head is None:
-        return f"OK: {what}"
+        # A shard makes the file when it starts, before its first action.
+        are = "the file is empty" if len(files) == 1 else "the files are empty"
+        return f"OK: {what}: {are}; --anchor shows whether it had records before"
     span = f"{checked.first_sequence:,} to {checked.head.sequence:,}"
     older = "" if checked.first_sequence == 1 else "; the records before are in none of these files"
     return f"OK: {what}, number {span}{older}\nhead: {checked.head}"

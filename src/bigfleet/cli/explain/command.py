@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.flags.groups import taking
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.shared import QueryFlags
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
@@ -39,7 +40,7 @@ def explain() -> None:
     """Hold the subcommands together."""
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 @taking(QueryFlags)
 def need(
     asking: QueryFlags,
@@ -70,7 +71,7 @@ def need(
     _explain(asking, ask, show_need)
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 @taking(QueryFlags)
 def machine(
     asking: QueryFlags,

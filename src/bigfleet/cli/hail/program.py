@@ -153,6 +153,8 @@ def _read(files: Sequence[str], stdin: BinaryIO) -> bytes:
         if len(content) > CONFIGURATION_BYTES_MAX:
             raise _Failed(f"standard input: Has more than {CONFIGURATION_BYTES_MAX:,} bytes")
         return content
+    if not files[0]:
+        raise _Failed("The name of the input file is empty.")
     try:
         return read_bounded(Path(files[0]), CONFIGURATION_BYTES_MAX)
     except OSError as error:

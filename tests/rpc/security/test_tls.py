@@ -487,6 +487,7 @@ def test_a_process_does_not_take_another_ones_certificate(certificates: Certific
 async def test_a_certificate_that_runs_out_is_told_once_and_exported(certificates: Certificates) -> None:
     """The series are the end and the beginning of what is in force; reading one reads changed files."""
     files = certificates.files(SHARD, age=timedelta(days=2))
+    certificates.paths(SHARD.name).key.chmod(0o600)
     registry = CollectorRegistry()
     monitor_files(files, registry, "x")
 

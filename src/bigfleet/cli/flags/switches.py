@@ -46,7 +46,10 @@ def _refuse_empty_paths(command: Any, ctx: Any, tokens: list[str]) -> None:
         if "" in texts and parameter.type_descriptor.annotation in (Path, list[Path]):
             is_option = parameter.param_type_name == "option"
             label = parameter.opts[0] if is_option else (parameter.metavar or parameter.name.upper()).rstrip(".")
-            raise UsageFault(f"{label} is empty; name a file or directory{', or leave the option out' * is_option}")
+            may_be_absent = is_option and not parameter.required
+            raise UsageFault(
+                f"{label} is empty; name a file or directory{', or leave the option out' if may_be_absent else ''}"
+            )
 
 
 def _plain_tokens(parameters: Iterable[Any], tokens: Iterable[str]) -> list[str]:

@@ -1,6 +1,6 @@
 """Runs the `bigfleet` command: `python -m bigfleet`."""
 
-from bigfleet.cli.main import main
+from bigfleet.cli.start import bigfleet
 
 if __name__ == "__main__":
-    main()
+    bigfleet()

@@ -66,7 +66,9 @@ def test_an_empty_log_is_whole(tmp_path: Path) -> None:
     """As a shard leaves it that has done nothing."""
     (tmp_path / "audit.log").touch()
 
-    assert run(tmp_path / "audit.log").output == "OK: 0 records in 1 file\n"
+    assert run(tmp_path / "audit.log").output == (
+        "OK: 0 records in 1 file: the file is empty; --anchor shows whether it had records before\n"
+    )
 
 
 @pytest.mark.rule("shard 13/10")

@@ -93,6 +93,8 @@ def test_the_message_comes_from_standard_input_and_options_may_follow_it() -> No
         ((), 1, "Error: This program needs an input file."),
         (("a", "b"), 1, "Error: Only one argument is accepted (the input file)"),
         (("/nowhere/message",), 1, "Error: /nowhere/message: No such file or directory"),
+        (("",), 1, "Error: The name of the input file is empty."),
+        (("a\nb\x1b[31m",), 1, "Error: a\\nb\\x1b[31m: No such file or directory"),
         (("/",), 1, "Error: /: Is a directory"),
         (("/dev/zero",), 1, "Error: /dev/zero: Is a device"),
         (("-", "--static-kvm-node-memory=x"), 1, "Error: --static-kvm-node-memory: 'x' is no whole number of MiB"),

@@ -15,7 +15,15 @@ import bigfleet.cli
 from bigfleet.cli.get.columns import TableColumn
 from bigfleet.cli.get.output import TableWriter, write_json, write_yaml
 from bigfleet.cli.runtime.console import TerminalConsole
-from bigfleet.cli.runtime.terminal import echo, visible, visible_cell, visible_json
+from bigfleet.cli.runtime.terminal import echo, echo_error
+from bigfleet.cli.visible_text import (
+    ERROR_CHARACTERS_MAX,
+    error_line,
+    visible,
+    visible_cell,
+    visible_json,
+)
+from tests.commands import run_here
 
 #: Sets the title, clears the screen, starts a line of its own, and turns text around; the last is a CSI of one byte.
 ATTACK = "cpu\x1b]0;owned\x07\x1b[2J\r\nadmin\tok\u202egpj\x9b2J"
@@ -26,9 +34,9 @@ WRITERS = {"get/output.py", "get/watching.py", "replay/command.py", "hail/progra
 
 
 def test_what_is_printed_has_no_control_character(capsys: pytest.CaptureFixture[str]) -> None:
-    """By echo, to both streams."""
+    """By the two functions, to both streams."""
     echo(ATTACK)
-    echo(ATTACK, err=True)
+    echo_error(ATTACK)
     output = capsys.readouterr()
     for text in (output.out, output.err):
         assert not UNSAFE.search(text)
@@ -74,6 +82,73 @@ def test_any_text_becomes_harmless_and_printable_text_is_unchanged(text: str) ->
     assert json.loads(visible_json(json.dumps(text, ensure_ascii=False))) == text
     if text.isprintable():
         assert (visible(text), visible_cell(text)) == (text, text)
+
+
+@given(st.text())
+def test_an_error_is_one_line_of_bounded_length(text: str) -> None:
+    """Short text that needs no escapes is unchanged."""
+    line = error_line(text)
+    assert not UNSAFE.search(line)
+    assert not set(line) & {"\n", "\t"}
+    assert len(error_line(text * 100)) <= ERROR_CHARACTERS_MAX
+    if text.isprintable() and len(text) <= 120:
+        assert line == text
+
+
+LONG = "k" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (f"f.yaml: the key {LONG!r} is unknown", f"f.yaml: the key '{'k' * 90}…{'k' * 29}' is unknown"),
+        (f"f.yaml: {LONG}: is missing", f"f.yaml: {'k' * 90}…{'k' * 28}: is missing"),
+        ("a shard's id 'é' is the coordinator's, " * 4, "a shard's id 'é' is the coordinator's, " * 4),
+        (f"/{'d/' * 120}f.yaml: is missing", f"/{'d/' * 120}f.yaml: is missing"),
+        ("a\nb\x1b[31m: does not exist", "a\\nb\\x1b[31m: does not exist"),
+    ],
+    ids=["quotation", "word", "apostrophes", "path", "control characters"],
+)
+def test_an_error_shows_the_beginning_and_the_end_of_long_input(message: str, shown: str) -> None:
+    assert error_line(message) == shown
+
+
+@pytest.mark.parametrize("mark", ["'", "'\\", '"\\x', "('", "`'\""])
+def test_an_error_with_many_quotation_marks_takes_no_long_time(mark: str) -> None:
+    """A pattern that tries matches twice would not end."""
+    assert len(error_line(mark * 200_000)) <= ERROR_CHARACTERS_MAX
+
+
+MACHINE = '{"id": "m-1", "allocatable": {"cpu": "4"}}'
+ROW = "- {id: r, cluster: c, shapes: [{resources: {cpu: 1}, count: 1}]}"
+
+
+@pytest.mark.parametrize(
+    ("name", "inventory", "demand"),
+    [
+        ("a\nb\x1b[31m", None, ROW),
+        ("long-key", f'{{"id": "m-1", "{LONG}": 1}}', ROW),
+        ("long-value", f'{{"id": "m-1", "state": "{LONG}"}}', ROW),
+        ("long-row", MACHINE, f'- {{id: "{LONG}", cluster: c, group: 5}}'),
+        ("long-row-of-words", MACHINE, f'- {{id: "{"k " * 100_000}", cluster: c, group: 5}}'),
+        ("escape-row", MACHINE, '- {id: "r\\n\\e[31m", cluster: c, group: 5}'),
+        ("escape-key", MACHINE, '- {id: r, cluster: c, "r\\n\\e[31m": 5}'),
+    ],
+)
+def test_a_command_prints_one_short_line_about_wrong_input(
+    tmp_path: Path, name: str, inventory: str | None, demand: str
+) -> None:
+    """Also where an error has the name of a file."""
+    machines, rows = tmp_path / f"{name}.jsonl", tmp_path / "demand.yaml"
+    if inventory is not None:
+        machines.write_text(inventory, encoding="utf-8")
+    rows.write_text(demand, encoding="utf-8")
+    done = run_here("plan", "--inventory", str(machines), "--demand", str(rows))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert not UNSAFE.search(done.stderr)
+    assert len(done.stderr) <= ERROR_CHARACTERS_MAX + 1
 
 
 def test_every_command_prints_through_them() -> None:

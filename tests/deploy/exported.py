@@ -20,7 +20,7 @@ from bigfleet.recording.file import RecordingFile
 from bigfleet.recording.recorder import Recorder
 from bigfleet.recording.values import RecordingHead
 from bigfleet.rpc.security.identity import Gate
-from bigfleet.rpc.security.tls import TlsFiles, export_expiry
+from bigfleet.rpc.security.tls import TlsFiles, monitor_files
 from bigfleet.shard.metrics import UNMET_REASONS
 from bigfleet.shard.outcomes import ActionOutcome
 from tests.shard.world import World
@@ -54,9 +54,9 @@ def registries() -> Mapping[str, CollectorRegistry]:
     ):
         Gate(registry, prefix)
         StateWatch(lambda: "", registry, prefix)
-        export_expiry(certificate, registry, prefix)
-    export_expiry(certificate, operator, "bigfleet_operator")
-    export_expiry(certificate, coordinator, "bigfleet_coordinator_store")
+        monitor_files(certificate, registry, prefix)
+    monitor_files(certificate, operator, "bigfleet_operator")
+    monitor_files(certificate, coordinator, "bigfleet_coordinator_store")
     return {
         "bigfleet_shard": shard,
         "bigfleet_coordinator": coordinator,

@@ -63,7 +63,7 @@ def test_plain_text_to_a_shard_with_certificates_is_told(shard: SecureShard) -> 
     finished = run_here("get", "needs", "--addr", shard.address)
 
     assert finished.returncode == 1
-    assert "a shard with TLS needs the --tls- flags" in finished.stderr
+    assert "the server likely serves TLS: set --tls-cert, --tls-key and --tls-ca here" in finished.stderr
 
 
 def test_another_authority_is_named(shard: SecureShard, tmp_path: Path) -> None:

@@ -276,11 +276,14 @@ def test_the_nodes_of_a_trace_are_idle_bare_metal(files: Files) -> None:
 def test_a_plan_of_a_recorded_fleet_is_the_engine_s_decision(tmp_path: Path, fleet: dict[str, Any]) -> None:
     """What the files say reaches the engine whole: every field of a machine and of a row is read."""
     inventory, demand = tmp_path / "fleet.jsonl", tmp_path / "demand.json"
-    # A shard ignores a quantity that cannot be read, a plan refuses it.
+    # The engine ignores a quantity that cannot be read and a group without Same; a shard and a plan refuse both.
     text = json.dumps(fleet)
     for quantity in ("lots", "many", "-4"):
         text = text.replace(f'"{quantity}"', '"0"')
     fleet = json.loads(text)
+    for row in fleet["demand"]:
+        if all(operator != "Same" for _key, operator, *_values in row.get("requirements", [])):
+            row["group"] = ""
     inventory.write_text("".join(json.dumps(machine) + "\n" for machine in fleet["inventory"]), encoding="utf-8")
     demand.write_text(json.dumps(fleet["demand"]), encoding="utf-8")
 
@@ -425,11 +428,36 @@ ROW = {"id": "n", "cluster": "c", "aggregate": {"cpu": "1"}}
         ([ROW, ROW], "[1] (n): the id is already used at [0]"),
         ([{**ROW, "id": "a\x07"}], "id has the character '\\x07' at position 1"),
         ([{**ROW, "id": "n" * 254}], "id has 254 bytes, at most 253 are allowed"),
-        ([{**ROW, "group": "g" * 1025}], "[0] (n): group has 1025 bytes, at most 1024 are allowed"),
+        ([{**ROW, "group": "g" * 1025}], "[0] (n): group: has 1025 bytes, at most 1024 are allowed"),
         ([{**ROW, "arrival": 2**63}], "[0] (n): arrival: 9223372036854775808 is out of range; use"),
-        ([{**ROW, "requirements": [["a", "In", []]]}], "[0] (n): requirements[0]: In needs at least one value"),
-        ([{**ROW, "requirements": [["", "Exists"]]}], "[0] (n): requirements[0]: key is empty"),
-        ([{**ROW, "requirements": [["a", "In", ["\x07"]]]}], "requirements[0]: a text has the control character"),
+        ([{**ROW, "requirements": [["a", "In", []]]}], "[0] (n): requirements[0].values: is empty, the operator In"),
+        ([{**ROW, "requirements": [["", "Exists"]]}], "[0] (n): requirements[0].key: is empty"),
+        ([{**ROW, "requirements": [["a", "In", ["\x07"]]]}], "requirements[0].values[0]: has the control character"),
+        ([{**ROW, "group": "g"}], "[0] (n): group: is set, but none of the row's requirements has the operator Same"),
+        ([ROW, {**ROW, "id": "o", "cluster": "d", "group": "g"}], "[1] (o): group: is set, but none"),
+        ([{**ROW, "aggregate": {"c\x07": 1}}], "[0] (n): aggregate['c\\x07']: the name has the control character"),
+        ([{**ROW, "min_unit": {"c\x07": 1}}], "[0] (n): min_unit['c\\x07']: the name has the control character"),
+        (
+            [{**ROW, "aggregate": dict.fromkeys(map(str, range(33)), 1)}],
+            "aggregate: has 33 names, at most 32",
+        ),
+        (
+            [{**ROW, "requirements": [[str(n), "Exists"] for n in range(65)]}],
+            "requirements: has 65 requirements",
+        ),
+        (
+            [{**ROW, "requirements": [["a", "In", [*map(str, range(1001))]]]}],
+            "requirements[0].values: has 1001 values",
+        ),
+        ([{**ROW, "spreads": [["z\x07", 1, "DoNotSchedule"]]}], "spreads[0].topology_key: has the control character"),
+        (
+            [{**ROW, "id": str(n)} for n in range(20_001)],
+            ": cluster c: needs: has 20001 rows",
+        ),
+        (
+            {"rows": [ROW], "overheads": [{"cluster": "c", "resources": {"c\x07": 1}}]},
+            ": cluster c: overheads.resources['c\\x07']: the name has the control character",
+        ),
         ([{**ROW, "colour": "red"}], "[0] (n): colour: unknown key; there are id, cluster, aggregate"),
     ],
 )

@@ -1,5 +1,6 @@
 """Worker processes plan as this process would, and neither their death nor the shard's leaves anything behind."""
 
+import asyncio
 import os
 import random
 import signal
@@ -83,6 +84,38 @@ def test_the_end_does_not_wait_for_a_worker() -> None:
 
     assert not ending.is_alive()
     wait_until(busy.done, "the worker goes on")
+
+
+async def test_the_end_cancels_a_plan_that_is_under_way() -> None:
+    """No failure is logged: a stop is none."""
+    workers = ProcessPlanWorkers(1)
+    planning = asyncio.create_task(workers._answer(time.sleep, 100 * PATIENCE_SECONDS))
+    await asyncio.to_thread(wait_until, lambda: is_at_work(workers), "the worker never begins")
+    workers.__exit__(None, None, None)
+
+    with pytest.raises(asyncio.CancelledError):
+        await planning
+    with pytest.raises(asyncio.CancelledError):
+        await workers._answer(time.sleep, 0.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_worker_survives_the_signals_that_stop_the_shard(number: int) -> None:
+    """A terminal and systemd send them to all processes, also to one that has only been spawned."""
+    with ProcessPlanWorkers(1) as workers:
+        workers.start()
+        (worker,) = children(os.getpid())
+        os.kill(worker, number)
+
+        assert await workers._answer(abs, -1) == 1
+        os.kill(worker, number)
+        assert await workers._answer(abs, -2) == 2
+
+
+def is_at_work(workers: ProcessPlanWorkers) -> bool:
+    """Return whether a worker has taken its work."""
+    pool = workers._pool
+    return pool is not None and any(item.future.running() for item in list(pool._pending_work_items.values()))
 
 
 @pytest.mark.rule("shard 4.1/2")

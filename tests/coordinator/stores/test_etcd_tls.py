@@ -155,7 +155,7 @@ async def test_an_install_with_tls_everywhere_and_a_shard_that_says_it_is_anothe
     assert str(forged.value) == "PERMISSION_DENIED: bigfleet://shard/east-0 may not report for shard 'west-0'"
     assert [row["shard"] for row in json.loads(listed.stdout)] == ["east-0"]
     assert (plain.returncode, len(plain.stderr.splitlines())) == (1, 1)
-    assert "it may ask for TLS: give --tls-cert, --tls-key and --tls-ca" in plain.stderr
+    assert "the server likely serves TLS: set --tls-cert, --tls-key and --tls-ca here" in plain.stderr
     assert refused.returncode == 1
     assert "bigfleet://readonly may not call AssignDomain" in refused.stderr
     assert 'bigfleet_coordinator_identity_rejected_total{rpc="ReportShard"} 1.0' in metrics

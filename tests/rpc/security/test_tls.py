@@ -32,7 +32,7 @@ from bigfleet.rpc.clients.session import GrpcSessionDialer
 from bigfleet.rpc.grpc_server import GrpcServer
 from bigfleet.rpc.security import identity
 from bigfleet.rpc.security.identity import PeerIdentity, PeerRole
-from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths, export_expiry, is_loopback, server_credentials
+from bigfleet.rpc.security.tls import TlsFault, TlsFiles, TlsPaths, is_loopback, monitor_files, server_credentials
 from bigfleet.rpc.wire.gen import provider_pb2, shard_pb2
 from bigfleet.shard.ports import ListedMachine, ProviderRefusal
 from tests.patience import PATIENCE_SECONDS
@@ -487,8 +487,9 @@ def test_a_process_does_not_take_another_ones_certificate(certificates: Certific
 async def test_a_certificate_that_runs_out_is_told_once_and_exported(certificates: Certificates) -> None:
     """The series are the end and the beginning of what is in force; reading one reads changed files."""
     files = certificates.files(SHARD, age=timedelta(days=2))
+    certificates.paths(SHARD.name).key.chmod(0o600)
     registry = CollectorRegistry()
-    export_expiry(files, registry, "x")
+    monitor_files(files, registry, "x")
 
     def exported(what: str = "expires") -> float | None:
         return registry.get_sample_value(f"x_certificate_{what}_timestamp_seconds")

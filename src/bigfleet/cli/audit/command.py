@@ -15,6 +15,7 @@ from bigfleet.cli.flags.help_text import HelpGroup
 from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
+from bigfleet.cli.visible_text import error_line
 
 if TYPE_CHECKING:
     from bigfleet.shard.audit.log import AuditHead
@@ -54,7 +55,7 @@ def verify(files: _Files, anchor: _Anchor = None) -> None:
         return
     for finding in checked.findings:
         place = f"{finding.file}:{finding.line}" if finding.line else finding.file
-        echo(f"{place}: {finding.fault.value}: {finding.text}")
+        echo(error_line(f"{place}: {finding.fault.value}: {finding.text}"))
     more = ", or more; the rest was not looked at" if len(checked.findings) >= FINDINGS_MAX else ""
     count = len(checked.findings)
     raise RunFault(f"the audit log is damaged: {count} {'finding' if count == 1 else 'findings'}{more}")
@@ -63,7 +64,9 @@ def verify(files: _Files, anchor: _Anchor = None) -> None:
 def _sound(checked: "Checked", files: Sequence[Path]) -> str:
     what = f"{checked.records:,} records in {len(files)} {'file' if len(files) == 1 else 'files'}"
     if checked.head is None:
-        return f"OK: {what}"
+        # A shard makes the file when it starts, before its first action.
+        are = "the file is empty" if len(files) == 1 else "the files are empty"
+        return f"OK: {what}: {are}; --anchor shows whether it had records before"
     span = f"{checked.first_sequence:,} to {checked.head.sequence:,}"
     older = "" if checked.first_sequence == 1 else "; the records before are in none of these files"
     return f"OK: {what}, number {span}{older}\nhead: {checked.head}"

@@ -15,7 +15,8 @@ from urllib.parse import quote
 
 import typer
 
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.cli.runtime.terminal import echo
 from bigfleet.model.ids import identifier_fault
@@ -52,7 +53,7 @@ def certs() -> None:
     """Hold the commands together; each is a command of its own."""
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def dev(
     folder: _Folder,
     cluster: _Clusters = None,

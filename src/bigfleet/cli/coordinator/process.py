@@ -35,7 +35,7 @@ from bigfleet.coordinator.stores.protocol import LeaderInfo
 from bigfleet.coordinator.stores.sqlite import SqliteStateStore
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
-from bigfleet.rpc.security.tls import TlsFiles, export_expiry
+from bigfleet.rpc.security.tls import TlsFiles, monitor_files
 from bigfleet.rpc.servers import coordinator as coordinator_server
 from bigfleet.rpc.wire.message_limits import REPORT_BYTES_MAX
 
@@ -81,7 +81,7 @@ async def serve_coordinator(process: CoordinatorProcessSettings, settings: Coord
 
         metrics = CoordinatorMetrics(registry, figures)
         if process.store_tls is not None:
-            export_expiry(process.store_tls, registry, "bigfleet_coordinator_store")
+            monitor_files(process.store_tls, registry, "bigfleet_coordinator_store")
         stack.enter_context(
             ended_by_signals(lambda: _log.info("coordinator.stopped", replica=process.me.replica, during="start"))
         )
@@ -131,7 +131,7 @@ def _grpc_server(
 ) -> GrpcServer:
     gate = Gate(registry, "bigfleet_coordinator", services=(coordinator_server.SERVICE_NAME,))
     if tls is not None:
-        export_expiry(tls, registry, "bigfleet_coordinator")
+        monitor_files(tls, registry, "bigfleet_coordinator")
 
     def register(server: aio.Server) -> None:
         servicer = coordinator_server.CoordinatorServicer(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.engine.registry import BOTH, CHOICES, DEFAULT_ENGINE, engine_named
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
 
@@ -30,7 +31,7 @@ _Fleets = Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Input file, o
 _Out = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="Output file, one decision per line.")]
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
     """Run all cases of a directory; print failures and totals.
 
@@ -54,7 +55,7 @@ def check(folder: _Folder, engine: _Engine = DEFAULT_ENGINE) -> None:
     raise typer.Exit(1 if failed else 0)
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def decide(fleets: _Fleets, out: _Out, engine: _Engine = DEFAULT_ENGINE) -> None:
     """Decide all fleets of a file; write one {seed, decision} per line.
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from bigfleet.cli.flags.groups import taking
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.get.shared import QueryFlags
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
-from bigfleet.cli.runtime.terminal import echo, visible_json
+from bigfleet.cli.runtime.terminal import echo
+from bigfleet.cli.visible_text import visible_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +40,7 @@ def explain() -> None:
     """Hold the subcommands together."""
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 @taking(QueryFlags)
 def need(
     asking: QueryFlags,
@@ -69,7 +71,7 @@ def need(
     _explain(asking, ask, show_need)
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 @taking(QueryFlags)
 def machine(
     asking: QueryFlags,

@@ -1,15 +1,18 @@
-"""Parses switches: `--name`, `--name=true` and `--name=false` (docs/spec/provider.md §19).
+"""Parses switches: `--name`, `--name=true` and `--name=false` (docs/spec/provider.md §19), and refuses empty paths.
 
-Click supports `--name/--no-name` only. A switch never consumes the next token.
+Click supports `--name/--no-name` only. A switch never consumes the next token. An empty path, as of a variable of a
+shell that is not set, would be the current directory.
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 from typer.core import TyperOption
 
 from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.runtime.failures import UsageFault
 
 _VALUES: Final = {"true": True, "false": False}
 
@@ -19,7 +22,9 @@ class SwitchCommand(HelpCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write `--name=true|false` as click reads it, then parse. Typer keeps the type of `ctx` to itself."""
-        return super().parse_args(ctx, _plain_tokens(self.params, args))
+        tokens = _plain_tokens(self.params, args)
+        _refuse_empty_paths(self, ctx, tokens)
+        return super().parse_args(ctx, tokens)
 
 
 class SwitchGroup(HelpGroup):
@@ -27,7 +32,24 @@ class SwitchGroup(HelpGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Write `--name=true|false` as click reads it, then parse. Typer keeps the type of `ctx` to itself."""
-        return super().parse_args(ctx, _plain_tokens(self.params, args))
+        tokens = _plain_tokens(self.params, args)
+        _refuse_empty_paths(self, ctx, tokens)
+        return super().parse_args(ctx, tokens)
+
+
+def _refuse_empty_paths(command: Any, ctx: Any, tokens: list[str]) -> None:
+    """Raise UsageFault for a file or directory that is given and empty."""
+    values, _rest, _order = command.make_parser(ctx).parse_args(args=list(tokens))
+    for parameter in command.params:
+        given = values.get(parameter.name)
+        texts = given if isinstance(given, (list, tuple)) else (given,)
+        if "" in texts and parameter.type_descriptor.annotation in (Path, list[Path]):
+            is_option = parameter.param_type_name == "option"
+            label = parameter.opts[0] if is_option else (parameter.metavar or parameter.name.upper()).rstrip(".")
+            may_be_absent = is_option and not parameter.required
+            raise UsageFault(
+                f"{label} is empty; name a file or directory{', or leave the option out' if may_be_absent else ''}"
+            )
 
 
 def _plain_tokens(parameters: Iterable[Any], tokens: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from bigfleet.cli.get.columns import NOTHING, TableColumn
 from bigfleet.cli.get.records import Record
-from bigfleet.cli.runtime.terminal import visible, visible_cell, visible_json
+from bigfleet.cli.visible_text import visible, visible_cell, visible_json
 
 #: Rows that are laid out together; later blocks only ever widen a column.
 BLOCK_ROWS_MAX: Final = 500

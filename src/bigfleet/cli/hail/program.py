@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, TextIO
 
+from bigfleet.cli.visible_text import error_line
 from bigfleet.files.bounded import CONFIGURATION_BYTES_MAX, read_bounded
 from bigfleet.partition.answer import AllocationOptions, HailAnswer, answer, refusal_line
 from bigfleet.partition.cluster import STATIC_KVM_MIB
@@ -32,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
     """Prints what is wrong with a call in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{error_line(f'{self.prog}: {message}')}; see {self.prog} --help\n")
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
@@ -91,8 +92,7 @@ def run(program: str, arguments: Sequence[str], *, stdin: BinaryIO, stdout: Bina
             return 0
         return _answer(given, stdin, stdout, stderr)
     except (_Failed, WrongInput) as error:
-        # One line, whatever stands in a name.
-        stderr.write(f"Error: {' '.join(str(error).split())}\n".encode("ascii", "backslashreplace").decode("ascii"))
+        stderr.write(f"Error: {error_line(error)}\n".encode("ascii", "backslashreplace").decode("ascii"))
         return 1
     finally:
         stdout.flush()
@@ -117,7 +117,7 @@ def _answer(given: argparse.Namespace, stdin: BinaryIO, stdout: BinaryIO, stderr
     if answered.line is None and given.ordinary_allocator is not None and DELEGATED not in os.environ:
         return _delegate(given, content, stdout, stderr)
     if answered.warnings:
-        lines = "".join(f"  - {line}\n" for line in answered.warnings)
+        lines = "".join(f"  - {error_line(line)}\n" for line in answered.warnings)
         stderr.write(f"Warning: cluster has inconsistent data:\n{lines}\n")
     if answered.line is not None and given.verbose >= _VERBOSE:
         stderr.write("Allocation on a dedicated cluster; using lost-allocations metrics.\n")
@@ -153,6 +153,8 @@ def _read(files: Sequence[str], stdin: BinaryIO) -> bytes:
         if len(content) > CONFIGURATION_BYTES_MAX:
             raise _Failed(f"standard input: Has more than {CONFIGURATION_BYTES_MAX:,} bytes")
         return content
+    if not files[0]:
+        raise _Failed("The name of the input file is empty.")
     try:
         return read_bounded(Path(files[0]), CONFIGURATION_BYTES_MAX)
     except OSError as error:

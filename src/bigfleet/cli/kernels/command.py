@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
 
@@ -27,7 +28,7 @@ _From = Annotated[
 _ADVICE: Final = "run: bigfleet kernels build"
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def build(to: _To = None, cpu: _Cpu = None, jobs: _Jobs = None) -> None:
     """Compile every kernel and write them, with a manifest, to a directory.
 
@@ -51,7 +52,7 @@ def build(to: _To = None, cpu: _Cpu = None, jobs: _Jobs = None) -> None:
     echo(f"{manifest.count} kernels for {manifest.target.cpu} in {directory}")
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def check(source: _From = None) -> None:
     """Load the kernels and print for each whether it came from disk; exit 1 when any would have to be compiled."""
     from bigfleet.cli.kernels.loading import loaded_kernels

@@ -46,7 +46,7 @@ from bigfleet.operator.metrics import OperatorMetrics
 from bigfleet.operator.session import SessionSettings
 from bigfleet.operator.views import OperatorViews
 from bigfleet.rpc.clients.session import GrpcSessionDialer
-from bigfleet.rpc.security.tls import export_expiry
+from bigfleet.rpc.security.tls import monitor_files
 
 #: Reading the cluster for the first time takes this long on no API server that works.
 SYNC_SECONDS_MAX: Final = 60.0
@@ -95,7 +95,7 @@ async def serve_operator(process: OperatorProcessSettings, environment: Mapping[
         api = connection.api
         metrics = OperatorMetrics(registry)
         if process.tls is not None:
-            export_expiry(process.tls, registry, "bigfleet_operator")
+            monitor_files(process.tls, registry, "bigfleet_operator")
         namespace = process.namespace or endpoint.namespace
         views = OperatorViews(api, clock=clock, rng=system_rng())
         parts = _Parts(

@@ -8,7 +8,8 @@ from typing import Annotated, Final
 
 import typer
 
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
 
@@ -33,7 +34,7 @@ _Sequences = Annotated[int, typer.Option(min=1, max=10_000, help="Number of rand
 _Seed = Annotated[int, typer.Option(help="Seed of the sequences.")]
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_memory: _Static = 4096) -> None:
     """Draw the hosts of a message, their instances and free capacity."""
 
@@ -64,7 +65,7 @@ def show(file: _File, svg: _Svg = None, group: _Group = None, static_kvm_node_me
     echo(f"{svg}: {sum(len(each.hosts) for each in picture)} hosts")
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def compare(hosts: _Hosts = 20, sequences: _Sequences = 100, seed: _Seed = 1) -> None:
     """Compare four placement orders with random instances."""
     import random

@@ -21,7 +21,7 @@ import yaml
 from bigfleet.cli.engine.cases import CAPACITY_TYPES, HOST, HOSTED, OPERATORS, SPREAD_MODES, STATES
 from bigfleet.cli.engine.machine_entries import machine_of_entry
 from bigfleet.cli.engine.shape_entries import ShapeEntry, ShapeFault, checked_overhead, row_amounts
-from bigfleet.cli.plan.shard_limits import check_dollars, check_machine, check_requirement, check_row
+from bigfleet.cli.plan.shard_limits import check_demand, check_dollars, check_machine, check_row
 from bigfleet.cli.runtime.failures import UsageFault, one_line
 from bigfleet.demo.fleet import trace_fleet
 from bigfleet.demo.trace import TraceFault, read_nodes
@@ -376,13 +376,20 @@ def read_demand(path: Path) -> DemandGiven:
     document = read_document(path)
     if isinstance(document, dict):
         demand = converted(document, DemandEntry, str(path))
-        return DemandGiven(needs=_needs(demand.rows, path), overheads=overheads_given(demand.overheads, str(path)))
+        return _checked(_needs(demand.rows, path), overheads_given(demand.overheads, str(path)), path)
     if not isinstance(document, list):
         raise UsageFault(
             f"{path}: a list of rows is expected, each with id, cluster and shapes or aggregate, "
             "or a mapping with rows and overheads"
         )
-    return DemandGiven(needs=_needs(document, path), overheads={})
+    return _checked(_needs(document, path), {}, path)
+
+
+def _checked(needs: tuple[NeedGiven, ...], overheads: Mapping[str, tuple[Overhead, ...]], path: Path) -> DemandGiven:
+    """Return demand that a shard would accept. Raises UsageFault."""
+    places = ((f"{path} [{number}] ({given.id})", given.need) for number, given in enumerate(needs))
+    check_demand(places, overheads, str(path))
+    return DemandGiven(needs=needs, overheads=overheads)
 
 
 def overheads_given(entries: Sequence[OverheadEntry], place: str) -> dict[str, tuple[Overhead, ...]]:
@@ -451,6 +458,7 @@ def with_shapes(given: NeedGiven, shapes: Sequence[ShapeEntry], place: str) -> N
         families=amounts.families,
         shapes=amounts.shapes,
     )
+    check_demand([(place, need)], {}, place)
     return replace(given, need=need)
 
 
@@ -458,7 +466,7 @@ def _need_given(entry: NeedEntry, place: str) -> NeedGiven:
     fault = identifier_fault(entry.cluster)
     if fault or not entry.id:
         raise UsageFault(f"{place}: {f'cluster {fault}' if fault else 'id is empty'}")
-    check_row(entry.id, entry.group, entry.arrival, place)
+    check_row(entry.id, entry.arrival, place)
     try:
         amounts = row_amounts(
             aggregate=entry.aggregate, min_unit=entry.min_unit, shapes=entry.shapes, waiting=entry.waiting
@@ -492,9 +500,7 @@ def _requirements(entries: Sequence[list[Any] | NodeSelectorEntry], place: str) 
     for number, written in enumerate(entries):
         where = f"{place}: requirements[{number}]"
         entry = converted(written, RequirementEntry, where) if isinstance(written, list) else written
-        requirement = Requirement(entry.key, _named(entry.operator, _OPERATORS, where), tuple(entry.values))
-        check_requirement(requirement, where)
-        found.append(requirement)
+        found.append(Requirement(entry.key, _named(entry.operator, _OPERATORS, where), tuple(entry.values)))
     return found
 
 

@@ -28,6 +28,7 @@ from bigfleet.cli.plan.inputs import (
     with_shapes,
 )
 from bigfleet.cli.plan.planning import PlanInput
+from bigfleet.cli.plan.shard_limits import check_demand
 from bigfleet.cli.runtime.failures import UsageFault
 from bigfleet.model.ids import MachineId
 
@@ -182,7 +183,9 @@ def _set_overheads(given: PlanInput, content: Any, place: str) -> PlanInput:
         for one in entry.overheads
     ]
     others = {cluster: known for cluster, known in given.overheads.items() if cluster != entry.cluster}
-    return replace(given, overheads={**others, **overheads_given(said, place)})
+    overheads = overheads_given(said, place)
+    check_demand((), overheads, place)
+    return replace(given, overheads={**others, **overheads})
 
 
 def _remove_cluster(given: PlanInput, content: Any, place: str) -> PlanInput:

@@ -222,7 +222,7 @@ def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, 
     except LaunchFault as fault:
         raise UsageFault(f"provider aws: {fault}") from fault
     if refusals:
-        raise RunFault("\n".join(refusals))
+        raise RunFault(*refusals)
 
 
 def open_aws(

@@ -49,7 +49,7 @@ from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.storage.store import MemoryStore
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault, check_can_listen
 from bigfleet.rpc.security.identity import Gate
-from bigfleet.rpc.security.tls import export_expiry, is_loopback
+from bigfleet.rpc.security.tls import is_loopback, monitor_files
 from bigfleet.rpc.servers.provider import (
     RECEIVE_BYTES_MAX,
     SEND_BYTES_MAX,
@@ -158,7 +158,7 @@ async def serve_substrate(
     )
     gate = Gate(registry, "bigfleet_provider", services=(SERVICE,), certify=process.certify)
     if process.tls is not None:
-        export_expiry(process.tls, registry, "bigfleet_provider")
+        monitor_files(process.tls, registry, "bigfleet_provider")
     server = GrpcServer(
         services=(SERVICE,),
         register=ProviderServicer(core, clock, gate).register,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bigfleet.cli.runtime.failures import UsageFault
-from bigfleet.cli.runtime.terminal import echo, visible_json
+from bigfleet.cli.runtime.terminal import echo, echo_error
+from bigfleet.cli.visible_text import visible_json
 
 if TYPE_CHECKING:
     from bigfleet.cli.plan.planning import Difference, FleetPlan
@@ -107,7 +108,7 @@ def _cycles(file: Path, epoch: int | None) -> "Iterator[RecordedCycle]":
     try:
         for found in read_recording(file):
             if isinstance(found, Torn):
-                echo(_torn_text(file, found.start, found.size_bytes, last), err=True)
+                echo_error(_torn_text(file, found.start, found.size_bytes, last))
             else:
                 last = found.cycle
                 if epoch is None or found.head.epoch == epoch:
@@ -147,12 +148,12 @@ def _the_cycle(file: Path, number: int, epoch: int | None) -> "RecordedCycle":
         if found is None:
             raise
         # It is before the damage.
-        echo(f"bigfleet: {fault}", err=True)
+        echo_error(f"bigfleet: {fault}")
     if found is None:
         raise UsageFault(f"--cycle {number}: {_whereabouts(file, numbers, epoch)}")
     if len(set(epochs)) > 1:
         older = ", ".join(map(str, sorted(set(epochs))[:-1]))
-        echo(f"bigfleet: cycle {number} is that of epoch {epochs[-1]}; --epoch shows that of {older}", err=True)
+        echo_error(f"bigfleet: cycle {number} is that of epoch {epochs[-1]}; --epoch shows that of {older}")
     return found
 
 

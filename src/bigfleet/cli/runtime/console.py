@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from bigfleet.cli.runtime.terminal import visible
+from bigfleet.cli.visible_text import visible
 
 
 class TerminalConsole(Console):

@@ -11,9 +11,14 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 class CommandFault(Exception):
-    """A failure with a message for a person."""
+    """A failure with a message for a person: one line, or several arguments with one line each."""
 
     exit_code = 1
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines of the message."""
+        return tuple(map(str, self.args))
 
 
 class UsageFault(CommandFault):

@@ -1,10 +1,16 @@
-"""Runs the planner in worker processes, so that no plan delays a cycle."""
+"""Runs the planner in worker processes, so that no plan delays a cycle.
+
+The signals that stop a shard do not reach its workers: their process stops them, and work that this interrupts is
+cancelled and has not failed.
+"""
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -34,6 +40,7 @@ class ProcessPlanWorkers:
         self._workers = workers
         self._pool: ProcessPoolExecutor | None = None
         self._under_way = 0
+        self._has_ended = False
 
     @property
     def free(self) -> int:
@@ -48,7 +55,8 @@ class ProcessPlanWorkers:
     def start(self) -> None:
         """Start one worker unless there is one, so that the first problem does not wait for it."""
         if self._pool is None:
-            self._started().submit(_work_on, None)
+            with _stop_signals_blocked():
+                self._started().submit(_work_on, None)
 
     async def plan(self, problem: "Problem", effort: "Effort") -> "Composition":
         """Return the composition. Raises ProblemFault, and BrokenProcessPool when the worker died."""
@@ -65,11 +73,17 @@ class ProcessPlanWorkers:
         return await self._answer(_search_move, question)
 
     async def _answer(self, work: "Callable[[_Asked], _Answer]", asked: _Asked) -> _Answer:
+        if self._has_ended:
+            raise asyncio.CancelledError
         pool = self._started()
         self._under_way += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work, asked)
+            with _stop_signals_blocked():
+                answer = asyncio.get_running_loop().run_in_executor(pool, work, asked)
+            return await answer
         except BrokenProcessPool:
+            if self._has_ended:
+                raise asyncio.CancelledError from None
             if self._pool is pool:
                 self._pool = None
             pool.shutdown(wait=False, cancel_futures=True)
@@ -90,16 +104,26 @@ class ProcessPlanWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._has_ended = self._pool, None, True
         if pool is None:
             return
-        # Terminated, not awaited: a worker that compiles its loops takes half a minute, and its result is discarded.
+        # Killed, not awaited: a worker that compiles its loops takes half a minute, and its result is discarded.
         workers = list(pool._processes.values())
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
-            worker.terminate()
+            worker.kill()
         for worker in workers:
             worker.join()
+
+
+@contextmanager
+def _stop_signals_blocked() -> Iterator[None]:
+    """Have processes that are spawned meanwhile never see SIGINT and SIGTERM; this process gets them afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work_on(asked: "tuple[Problem, Effort] | None") -> "Composition | None":

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 import typer
 
 from bigfleet.cli.runtime.failures import CommandFault
-from bigfleet.cli.runtime.terminal import echo
+from bigfleet.cli.runtime.terminal import echo_error
 from bigfleet.model.validation import switch_validation_on
 
 #: Set to 1, states are compared with their invariants in every command, to look for a defect.
@@ -52,7 +52,8 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
             # Here an error can be reported; at the end of the interpreter it would be a traceback.
             sys.stdout.flush()
     except CommandFault as fault:
-        echo(f"{name}: {fault}", err=True)
+        for number, line in enumerate(fault.lines):
+            echo_error(line if number else f"{name}: {line}")
         sys.exit(fault.exit_code)
     except typer.TyperException as fault:
         _fail_usage(fault, name)
@@ -60,7 +61,7 @@ def run_program(app: typer.Typer, name: str) -> NoReturn:
         # An argument may be any bytes; messages, logs and our own output hold text alone.
         if not any("\udc80" <= char <= "\udcff" for char in error.object):
             raise
-        echo(f"{name}: {error.object!r} is not UTF-8; names must be UTF-8", err=True)
+        echo_error(f"{name}: {error.object!r} is not UTF-8; names must be UTF-8")
         sys.exit(2)
     except OSError as error:
         _fail_file(error, name)
@@ -76,7 +77,7 @@ def _fail_usage(fault: typer.TyperException, name: str) -> NoReturn:
     context = getattr(fault, "ctx", None)
     command = context.command_path if context is not None else name
     if message:  # a group without a command has printed its help, and that says it all
-        echo(f"{command}: {message}; see {command} --help", err=True)
+        echo_error(f"{command}: {message}; see {command} --help")
     sys.exit(2)
 
 
@@ -99,5 +100,5 @@ def _fail_file(error: OSError, name: str) -> NoReturn:
             "a file or standard output",
             "it is not complete; make room on its disk, or check disk and mount",
         )
-    echo(f"{name}: {place}: {error.strerror or error}; {advice}", err=True)
+    echo_error(f"{name}: {place}: {error.strerror or error}; {advice}")
     sys.exit(1)

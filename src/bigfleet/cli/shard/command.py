@@ -4,7 +4,6 @@ docs/spec/shard.md §1. Exit 2 for a wrong call, 1 if the process cannot start o
 stop. `bigfleet.cli.shard.process` builds and runs the process.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -27,12 +26,14 @@ from bigfleet.cli.flags.tls import (
 )
 from bigfleet.cli.flags.values import (
     check_dialable,
+    check_different_files,
     check_log_level,
     parse_address,
     parse_duration_or_never_seconds,
     parse_duration_seconds,
     parse_optional_address,
     parse_positive_duration_seconds,
+    parse_share,
     parse_size_bytes,
 )
 from bigfleet.cli.runtime.failures import RunFault, UsageFault, choice_of
@@ -99,7 +100,11 @@ _FullListEvery = Annotated[
     int, typer.Option(min=1, help="Cycles between full Lists; three times as many if the provider reports removals.")
 ]
 _CapFraction = Annotated[
-    float, typer.Option(help="Maximum share of a cluster's machines that is reclaimed per period; 0 is no limit.")
+    str,
+    typer.Option(
+        metavar="SHARE",
+        help="Maximum share of a cluster's machines that is reclaimed per period, from 0 to 1; 0 is no limit.",
+    ),
 ]
 _ReclaimAfter = Annotated[
     str,
@@ -322,7 +327,7 @@ class ShardFlags:
     engine_verify_every: _VerifyEvery = 100
     incremental_reconcile: _Incremental = False
     full_list_every: _FullListEvery = 30
-    reclaim_cap_fraction: _CapFraction = 0.05
+    reclaim_cap_fraction: _CapFraction = "0.05"
     reclaim_after: _ReclaimAfter = "10m"
     plan_workers: _PlanWorkers = 1
     plan_wait: _PlanWait = "10s"
@@ -361,17 +366,28 @@ class ShardFlags:
         fault = identifier_fault(self.id)
         if fault:
             raise UsageFault(f"--id {fault}")
-        if not (math.isfinite(self.reclaim_cap_fraction) and 0 <= self.reclaim_cap_fraction <= 1):
-            raise UsageFault(
-                f"--reclaim-cap-fraction: {self.reclaim_cap_fraction} is not a share; write 0 to 1, 0 for no limit"
-            )
         if self.ownership not in OWNERSHIP:
             raise UsageFault(f"--ownership: {self.ownership!r} is unknown; choose one of {', '.join(OWNERSHIP)}")
         if OWNERSHIP[self.ownership] is Base.DOMAINS and self.coordinator_addr is None:
             raise UsageFault(
                 f"--ownership {self.ownership} needs --coordinator-addr: only a coordinator assigns machines"
             )
+        self._check_files()
         check_log_level(self.log_level)
+
+    def _check_files(self) -> None:
+        """Raise UsageFault where a file would be written over."""
+        from bigfleet.shard.ownership.state_file import FILE_NAME
+
+        check_different_files(
+            {"--audit-log": self.audit_log, "--record": self.record, "--data-dir": self.data_dir / FILE_NAME},
+            {
+                "--cluster-policy": self.cluster_policy,
+                "--tls-cert": self.tls_cert,
+                "--tls-key": self.tls_key,
+                "--tls-ca": self.tls_ca,
+            },
+        )
 
     def _check_provider(self) -> None:
         if self.fake_provider is None:
@@ -411,7 +427,7 @@ class ShardFlags:
             engine_verify_every_cycles=self.engine_verify_every,
             incremental_reconcile=self.incremental_reconcile,
             full_list_every_cycles=self.full_list_every,
-            reclaim_cap_fraction=self.reclaim_cap_fraction,
+            reclaim_cap_fraction=parse_share(self.reclaim_cap_fraction, "--reclaim-cap-fraction"),
             reclaim_after_seconds=parse_duration_seconds(self.reclaim_after, "--reclaim-after"),
             plan_wait_seconds=parse_duration_seconds(self.plan_wait, "--plan-wait"),
             empty_rollup_guard=self.empty_rollup_guard,

@@ -43,7 +43,7 @@ from bigfleet.model.compute import Compute
 from bigfleet.rpc.clients.provider import GrpcProvider, ProviderDeadlines
 from bigfleet.rpc.grpc_server import GrpcServer, ListenFault
 from bigfleet.rpc.security.identity import Gate
-from bigfleet.rpc.security.tls import export_expiry
+from bigfleet.rpc.security.tls import monitor_files
 from bigfleet.rpc.servers import session as session_server
 from bigfleet.rpc.servers import shardadmin as shardadmin_server
 from bigfleet.rpc.servers import shardread as shardread_server
@@ -273,7 +273,7 @@ def _grpc_server(
     answered = (shardread_server.SERVICE_NAME, shardadmin_server.SERVICE_NAME)
     gate = Gate(registry, "bigfleet_shard", services=answered)
     if process.tls is not None:
-        export_expiry(process.tls, registry, "bigfleet_shard")
+        monitor_files(process.tls, registry, "bigfleet_shard")
     sessions = session_server.SessionServicer(shard, gate, hello_bytes_max=process.hello_bytes_max)
 
     def register(server: aio.Server) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bigfleet.cli.flags.help_text import HelpCommand, HelpGroup
+from bigfleet.cli.flags.help_text import HelpGroup
+from bigfleet.cli.flags.switches import SwitchCommand
 from bigfleet.cli.flags.values import parse_positive_duration_seconds
 from bigfleet.cli.runtime.failures import RunFault, UsageFault
 from bigfleet.cli.runtime.terminal import echo
@@ -86,7 +87,7 @@ def sim() -> None:
     """Run the real components under simulated time and faults."""
 
 
-@app.command("list", cls=HelpCommand)
+@app.command("list", cls=SwitchCommand)
 def list_scenarios() -> None:
     """List scenarios, faults and invariants."""
     from bigfleet.sim.checkers.handovers import INVARIANTS
@@ -113,7 +114,7 @@ def list_scenarios() -> None:
         echo(f"{name:<4} {sentence}")
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def run(
     scenario: Annotated[str, typer.Argument(help="Scenario to run; see sim list.")] = FAULT_WORLD,
     seed: _Seed = None,
@@ -237,7 +238,7 @@ def _run_scenario(name: str, seed: int, cycles_max: int | None) -> None:
         raise typer.Exit(1)
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def replay(trace: _Trace) -> None:
     """Run a trace again and report the first difference."""
     from bigfleet.cli.sim.report import violation_lines
@@ -266,7 +267,7 @@ def replay(trace: _Trace) -> None:
         raise typer.Exit(1)
 
 
-@app.command(cls=HelpCommand)
+@app.command(cls=SwitchCommand)
 def shrink(
     seed: Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed that fails.")],
     steps: _FaultSteps = None,

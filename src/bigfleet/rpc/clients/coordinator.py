@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from bigfleet.rpc.grpc_server import COMMAND_OPTIONS
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
+from bigfleet.rpc.security.tls_mismatch import with_tls_advice
 from bigfleet.rpc.wire.gen import coordinator_pb2, coordinator_pb2_grpc
 
 #: Of every call but SnapshotSave (docs/spec/wire.md §2).
@@ -69,10 +70,7 @@ class CoordinatorCaller:
         raise AssertionError("the last hop answers or raises")
 
     def _error_text(self, error: Any) -> str:
-        details: str = error.details() or "no details"
-        # A server with TLS closes a plain-text connection like this.
-        is_hung_up = self._tls is None and details.endswith("Socket closed")
-        return f"{details}; it may ask for TLS: give --tls-cert, --tls-key and --tls-ca" if is_hung_up else details
+        return with_tls_advice(error.details() or "no details", is_secure=self._tls is not None)
 
     def _channel(self) -> grpc.Channel:
         if self._tls is None:

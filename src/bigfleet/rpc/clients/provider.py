@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import ClusterId, MachineId
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
+from bigfleet.rpc.security.tls_mismatch import with_tls_advice
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing, unreadable
@@ -240,7 +241,7 @@ class GrpcProvider:
             code = grpc.StatusCode.OK
         except aio.AioRpcError as error:
             code = error.code()
-            details = (error.details() or "")[:_DETAILS_CHARACTERS_MAX]
+            details = with_tls_advice(error.details() or "", is_secure=self._tls is not None)[:_DETAILS_CHARACTERS_MAX]
             kind = RefusalKind.of_status(code.name)
             trailers = cast(Iterable[tuple[str, object]], error.trailing_metadata() or ())
             if NOT_READY_TRAILER in tuple(trailers):

@@ -15,6 +15,7 @@ from grpc import aio
 from bigfleet.model.frames import MalformedMessage, OperatorFrame, ShardFrame
 from bigfleet.operator.ports import EndKind, SessionEnded
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
+from bigfleet.rpc.security.tls_mismatch import with_tls_advice
 from bigfleet.rpc.wire.convert_session import operator_frame_to_wire, shard_frame_from_wire
 from bigfleet.rpc.wire.gen import shard_pb2
 
@@ -45,8 +46,10 @@ _Call = aio.StreamStreamCall[shard_pb2.OperatorMessage, shard_pb2.ShardMessage]
 class GrpcSessionStream:
     """One Session call; see `bigfleet.operator.ports.SessionStream`."""
 
-    def __init__(self, call: _Call) -> None:
+    def __init__(self, call: _Call, *, is_secure: bool) -> None:
+        """`is_secure` says whether the call uses TLS."""
         self._call = call
+        self._is_secure = is_secure
 
     async def send(self, frame: OperatorFrame) -> None:
         """Write one frame. Raises SessionEnded when the stream is over."""
@@ -73,7 +76,7 @@ class GrpcSessionStream:
 
     async def _ended(self) -> SessionEnded:
         code = await self._call.code()
-        details = await self._call.details()
+        details = with_tls_advice(await self._call.details() or "", is_secure=self._is_secure)
         text = f"{code.name}: {details}" if details else code.name
         return SessionEnded(_END_KINDS.get(code, EndKind.LOST), text)
 
@@ -97,7 +100,7 @@ class GrpcSessionDialer:
             )
             call = session(None)
             try:
-                yield GrpcSessionStream(call)
+                yield GrpcSessionStream(call, is_secure=self._tls is not None)
             finally:
                 call.cancel()
 

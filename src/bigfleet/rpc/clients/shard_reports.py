@@ -20,6 +20,7 @@ from bigfleet.model.shard_report import ShardReport
 from bigfleet.rpc.clients.coordinator import LEADER_HINT
 from bigfleet.rpc.grpc_server import MESSAGE_BYTES_MAX
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
+from bigfleet.rpc.security.tls_mismatch import with_tls_advice
 from bigfleet.rpc.wire.convert_coordinator import answer_from_wire, report_to_wire
 from bigfleet.rpc.wire.gen import coordinator_pb2, coordinator_pb2_grpc
 
@@ -69,7 +70,7 @@ class GrpcCoordinator:
             try:
                 answer = await stub.ReportShard(report_to_wire(report), timeout=CALL_SECONDS)
             except aio.AioRpcError as error:
-                raise _not_answered(error) from error
+                raise _not_answered(error, is_secure=self._tls is not None) from error
         assert isinstance(answer, coordinator_pb2.ReportAck), "the stub knows what a method answers"
         return answer_from_wire(answer)
 
@@ -95,8 +96,8 @@ def _is_number(host: str) -> bool:
     return True
 
 
-def _not_answered(error: aio.AioRpcError) -> NotAnswered:
-    details = (error.details() or "")[:_DETAILS_CHARACTERS_MAX]
+def _not_answered(error: aio.AioRpcError, *, is_secure: bool) -> NotAnswered:
+    details = with_tls_advice(error.details() or "", is_secure=is_secure)[:_DETAILS_CHARACTERS_MAX]
     text = f"{error.code().name}: {details}" if details else error.code().name
     if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
         return NotAnswered(text)

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bigfleet.rpc.grpc_server import COMMAND_OPTIONS
 from bigfleet.rpc.security.tls import TlsFiles, channel_credentials
+from bigfleet.rpc.security.tls_mismatch import tls_advice
 from bigfleet.rpc.wire.gen import shardread_pb2, shardread_pb2_grpc
 
 #: How long connecting may take before the address counts as unreachable.
@@ -91,7 +92,7 @@ class ShardReader:
             self._health.Check(health_pb2.HealthCheckRequest(service=""), timeout=CONNECT_SECONDS_MAX)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise UnreachableShard(self._why()) from error
+                raise UnreachableShard(self._why(error.details() or "")) from error
 
     def needs(self, request: shardread_pb2.InspectNeedsRequest) -> ReadListing[shardread_pb2.NeedView]:
         """Return the rows of the last finished cycle: priority descending, arrival, cluster, then list order."""
@@ -137,8 +138,8 @@ class ShardReader:
         except grpc.RpcError as error:
             raise self._fault(error) from error
 
-    def _why(self) -> str:
-        """Return why there is no connection, as far as a bare one shows: gRPC itself has one word for all of it."""
+    def _why(self, details: str) -> str:
+        """Return why there is no connection, as far as a bare one and the text of gRPC show."""
         host, _colon, port = self.address.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS_MAX).close()
@@ -146,9 +147,10 @@ class ShardReader:
             return f"no answer within {CONNECT_SECONDS_MAX:.0f} s"
         except OSError as error:
             return (error.strerror or str(error)).lower()
+        advice = tls_advice(details, is_secure=self._is_secure)
         if self._is_secure:
-            return "a process listens there, but the TLS handshake failed: another authority or name, or plain text"
-        return "a process listens there that speaks no gRPC in plain text: a shard with TLS needs the --tls- flags"
+            return f"a process listens there, but the TLS handshake failed: {advice or 'its server may have no TLS'}"
+        return f"a process listens there that speaks no gRPC in plain text{': ' if advice else ''}{advice}"
 
     def _pages(
         self, request: shardread_pb2.ListMachinesRequest, frames: Iterator[shardread_pb2.ListMachinesResponse]

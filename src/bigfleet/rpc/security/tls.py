@@ -29,6 +29,8 @@ FILE_BYTES_MAX = 1024 * 1024
 
 _log = structlog.get_logger("bigfleet.rpc.security.tls")
 
+_GROUP_AND_OTHERS = 0o066
+_OTHERS = 0o006
 #: The keys that gRPC's TLS can sign with.
 _CURVES = (ec.SECP256R1, ec.SECP384R1)
 
@@ -100,6 +102,26 @@ class TlsFiles:
                 _log.error("tls.certificate_expired", file=path, advice="peers reject it; replace the files")
             return self._pair
 
+    def warn_of_loose_key(self) -> None:
+        """Log a key that other users can read or write.
+
+        The group counts only if this user owns the file: a Secret of Kubernetes belongs to root, and its process reads
+        it as a member of the group (fsGroup). It is no fault: some systems mount keys so, and a restart must not fail.
+        """
+        try:
+            status = self._paths.key.stat()
+        except OSError:
+            return
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & (_GROUP_AND_OTHERS if status.st_uid == os.geteuid() else _OTHERS):
+            path = self._paths.key
+            _log.warning(
+                "tls.key_mode_loose",
+                file=str(path),
+                mode=f"{mode:04o}",
+                advice=f"other users can use the key; run: chmod 0600 {path}, or set defaultMode of the Secret to 0440",
+            )
+
     def _replace(self) -> None:
         try:
             pair = self._load()
@@ -115,6 +137,7 @@ class TlsFiles:
         if pair != self._pair:
             self._pair = pair
             self._has_logged_expiry = False
+            self.warn_of_loose_key()
             _log.info("tls.certificate_loaded", serial=f"{pair.serial:x}", expires=f"{pair.expires:%Y-%m-%dT%H:%MZ}")
 
     def _load(self) -> KeyPair:
@@ -187,11 +210,12 @@ def channel_credentials(pair: KeyPair, authority: bytes) -> grpc.ChannelCredenti
     return grpc.ssl_channel_credentials(authority, pair.key, pair.certificate)
 
 
-def export_expiry(files: TlsFiles, registry: CollectorRegistry, prefix: str) -> None:
-    """Export when the certificate in force ends, and when it was issued: an alert compares the time that is left.
+def monitor_files(files: TlsFiles, registry: CollectorRegistry, prefix: str) -> None:
+    """Log a key that other users can read, and export when the certificate in force ends and when it was issued.
 
-    Asking reads changed files, so a bad one shows at the next scrape.
+    An alert compares the time that is left. Asking reads changed files, so a bad one shows at the next scrape.
     """
+    files.warn_of_loose_key()
     text = "Unix time at which the certificate in force ends"
     expires = Gauge(f"{prefix}_certificate_expires_timestamp_seconds", text, registry=registry)
     expires.set_function(lambda: files.current().expires.timestamp())

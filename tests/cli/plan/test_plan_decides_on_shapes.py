@@ -370,4 +370,6 @@ def test_a_row_that_its_spread_leaves_without_a_place_says_so(files: Files) -> N
 
     result = files.run([machine("m0", 32, 128, 1.4)], demand)
 
-    assert f"no machine that the spread over {key} allows has room for more" in " ".join(result.output.split())
+    assert f"no machine that the row may take and the spread over {key} allows has room for more" in " ".join(
+        result.output.split()
+    )

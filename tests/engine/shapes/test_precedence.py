@@ -109,6 +109,21 @@ def test_a_row_that_is_displaced_after_its_turn_gets_what_a_lower_row_of_another
     assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", C)]
 
 
+def test_a_row_that_is_displaced_after_its_turn_gets_what_only_completes_the_target_of_another_cluster() -> None:
+    """Cluster b comes first and would have the spare machine without a claim."""
+    other, a, spare = m4("o", S.CONFIGURED, cluster="b"), m4("a", S.CONFIGURED), m4("spare", S.IDLE, "b")
+    high, between = row(1000, pods(4000, 1), requirements=IN_A), row(500, pods(4000, 1))
+    of_b = dataclasses.replace(row(2000, pods(4000, 1)), cluster=ClusterId("b"))
+    targets = {C: planned((a, between, 1)), "b": Target({class_key(other): 1, class_key(spare): 1})}
+
+    decision = decided(
+        [FILLED, other, a, spare], [FILLER, of_b, high, between], reported=frozenset({"b", "c"}), targets=targets
+    )
+
+    assert placed(decision) == [1, 1, 1]
+    assert [(action.kind.label, action.cluster) for action in decision.actions] == [("Bootstrap", C)]
+
+
 def test_a_row_that_displaced_others_gets_what_a_lower_row_of_another_cluster_took_before() -> None:
     """Only after it displaced the row in zone b does its spread allow another pod in zone a."""
     a, b, spare = m4("a", S.CONFIGURED), m4("b", S.CONFIGURED, "b"), m4("spare", S.IDLE)

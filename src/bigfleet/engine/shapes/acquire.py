@@ -14,7 +14,7 @@ from typing import Final
 from bigfleet.engine.shapes.choice import OfferChoice, Prices, choose, reference_prices, repetitions
 from bigfleet.engine.shapes.credit import is_credited_without
 from bigfleet.engine.shapes.fleet import ChoiceNote, DecisionState, sort_hosts
-from bigfleet.engine.shapes.following import acquire_as_planned, drop_surplus, keep_spread
+from bigfleet.engine.shapes.following import acquire_as_planned, drop_surplus, keep_spread, missing_of_target
 from bigfleet.engine.shapes.gangs import choose_again
 from bigfleet.engine.shapes.hosting import (
     capacity,
@@ -41,7 +41,7 @@ from bigfleet.engine.shapes.repack import (
 )
 from bigfleet.engine.shapes.spread_domains import empty_domains, open_offers, scarce_domains, unplaced
 from bigfleet.engine.shapes.state import ClusterState, HostState, OfferState, PodGroup, RowState
-from bigfleet.engine.targets import ClassKey, class_key
+from bigfleet.engine.targets import class_key
 from bigfleet.model.machine import Machine
 from bigfleet.model.profile import TopologySpread
 from bigfleet.model.states import CapacityType, MachineState
@@ -90,8 +90,13 @@ def acquire(fleet: DecisionState) -> None:
         _drop_beyond_target(cluster, fleet)
         _give_back_unclaimed(cluster, fleet)
     late.update(row for row in fleet.rows if row.has_left and any(map(gt, _lacks(row), lacked.get(row, repeat(0)))))
+    yielding = _give_slack_back(clusters, fleet, prices)
+    if yielding:
+        _take_what_was_given_back(clusters, fleet, prices)
     _hand_over(clusters, late, fleet, prices)
     _take_what_was_given_back(clusters, fleet, prices)
+    for cluster in yielding:
+        _complete_target(cluster, fleet)
     for row in fleet.rows:
         row.is_short = row.has_left or bool(row.impossible)
 
@@ -109,6 +114,26 @@ def _replace_displaced(cluster: ClusterState, fleet: DecisionState, prices: Pric
         if row.has_left and row.may_acquire:
             _acquire(row, fleet, prices)
     return True
+
+
+def _give_slack_back(
+    clusters: Sequence[ClusterState], fleet: DecisionState, prices: Mapping[str, Prices]
+) -> list[ClusterState]:
+    """Give back what was acquired to complete a target if a short row of another cluster could use it.
+
+    The row was displaced after its turn. Returns the clusters that lack machines of their target then.
+    """
+    short = [row for row in fleet.rows if row.has_left and row.may_acquire and row.cluster.id in prices]
+    yielding = []
+    for cluster in clusters if short else ():
+        others = [row for row in short if row.cluster is not cluster]
+        slack = [host for host in cluster.acquired if host.is_target and not host.is_claimed]
+        wanted = [host for host in slack if any(_could_host(row, host, fleet) for row in others)]
+        for host in wanted:
+            _give_back(host, cluster)
+        if wanted:
+            yielding.append(cluster)
+    return yielding
 
 
 def _hand_over(
@@ -439,7 +464,7 @@ def _choose(
     cluster = row.cluster
     totals = fleet.totals(cluster.id)
     others = _others(row)
-    missing = _missing(cluster, fleet)
+    missing = missing_of_target(cluster, fleet)
     preferred = [offer for offer in offers if missing.get(class_key(offer.example), 0) > 0] if missing else []
     for candidates, is_by_target in ((preferred, True), (offers, False)):
         left = _left_to_spread(row, fleet)
@@ -471,27 +496,9 @@ def _left_to_spread(row: RowState, fleet: DecisionState) -> dict[PodGroup, int]:
 # ---- targets -----------------------------------------------------------------------------------------------------
 
 
-def _missing(cluster: ClusterState, fleet: DecisionState) -> dict[ClassKey, int]:
-    """Return how many machines of each class the cluster lacks of its target."""
-    target = fleet.options.targets.get(cluster.id)
-    if target is None:
-        return {}
-    missing = dict(target.counts)
-    for host in cluster.hosts:
-        key = fleet.class_of(host)
-        if key in missing:
-            missing[key] -= 1
-    return missing
-
-
-def lacks_of_target(cluster: ClusterState, fleet: DecisionState) -> bool:
-    """Return whether the cluster lacks machines of its target."""
-    return any(count > 0 for count in _missing(cluster, fleet).values())
-
-
 def _complete_target(cluster: ClusterState, fleet: DecisionState) -> None:
     """Acquire what the target has beyond the claims: the room that the scheduler's order needs."""
-    missing = _missing(cluster, fleet)
+    missing = missing_of_target(cluster, fleet)
     if not any(count > 0 for count in missing.values()):
         return
     for offer in fleet.idle_first():

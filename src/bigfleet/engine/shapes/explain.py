@@ -225,9 +225,10 @@ def shortfall_sentences(result: RowResult) -> list[str]:
     need = result.need
     shapes = (*need.shapes, *need.waiting)
     spread = need.profile.strict_spread
-    allowed = "" if spread is None else f" that the spread over {spread.topology_key} allows"
+    allowed = "" if spread is None else f" and the spread over {spread.topology_key} allows"
     found = [
-        f"{_pods(count)} of {_request(shapes[index])} {_have(count)} no place: no machine{allowed} has room for more."
+        f"{_pods(count)} of {_request(shapes[index])} {_have(count)} no place:"
+        f" no machine that the row may take{allowed} has room for more."
         for index, count in result.unplaced
     ]
     found.extend(_impossible(entry, shapes) for entry in result.impossible)

@@ -166,3 +166,21 @@ def drop_surplus(cluster: ClusterState, fleet: DecisionState) -> None:
         if host.is_target and not host.is_claimed:
             host.is_target = left[fleet.class_of(host)] > 0
             left[fleet.class_of(host)] -= 1
+
+
+def missing_of_target(cluster: ClusterState, fleet: DecisionState) -> dict[ClassKey, int]:
+    """Return how many machines of each class the cluster lacks of its target."""
+    target = fleet.options.targets.get(cluster.id)
+    if target is None:
+        return {}
+    missing = dict(target.counts)
+    for host in cluster.hosts:
+        key = fleet.class_of(host)
+        if key in missing:
+            missing[key] -= 1
+    return missing
+
+
+def lacks_of_target(cluster: ClusterState, fleet: DecisionState) -> bool:
+    """Return whether the cluster lacks machines of its target."""
+    return any(count > 0 for count in missing_of_target(cluster, fleet).values())

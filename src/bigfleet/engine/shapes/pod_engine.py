@@ -25,7 +25,6 @@ from bigfleet.engine.decision import (
 )
 from bigfleet.engine.demand_order import ListedRows
 from bigfleet.engine.parking import stamp_parked
-from bigfleet.engine.shapes.acquire import lacks_of_target
 from bigfleet.engine.shapes.columns.actions import PodActions
 from bigfleet.engine.shapes.columns.listed import ClusterRows, ClustersInList
 from bigfleet.engine.shapes.columns.loops import PodLoops
@@ -35,6 +34,7 @@ from bigfleet.engine.shapes.columns.rows import RowsInColumns, in_order, names_o
 from bigfleet.engine.shapes.credit import is_served_on_columns
 from bigfleet.engine.shapes.decide import Conclusion, conclude
 from bigfleet.engine.shapes.fleet import DecisionState, Rooms, add_clusters, has_pods, needs_by_cluster
+from bigfleet.engine.shapes.following import lacks_of_target
 from bigfleet.engine.shapes.reclaim import Reclaimed, releases
 from bigfleet.engine.shapes.state import ClusterState, Dimensions, DomainVerdict, Searched
 from bigfleet.engine.targets import Target

@@ -288,6 +288,8 @@ class ClusterUnits:
     """The Configured machines of one cluster in units; none of its claims may change as long as this is used."""
 
     hosts: Sequence[HostState]
+    #: The rows of the cluster, if it has a target composition.
+    rows: Sequence["RowState"] = ()
     #: Largest supply of the machines, less overheads, by dimension.
     largest: Sequence[int]
     #: What the order by loss depends on beside the claims: the largest supply of all clusters, and whether this one

@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Final
 
 from bigfleet.engine.shapes.fleet import DecisionState
+from bigfleet.engine.shapes.slack import SlackPriorities
 from bigfleet.engine.shapes.state import (
     UNLIMITED,
     ClaimLoss,
@@ -26,6 +27,8 @@ from bigfleet.model.penalty import bucket_upper_dollars
 
 #: Lowest priority of each class (docs/spec/engine.md §10): other, batch, service, critical.
 CLASS_FLOORS: Final = (100, 1_000, 1_000_000)
+#: Classes below those of priorities: machines that nothing protects, and those that a target retains without a claim.
+EXCESS, SLACK = -2, -1
 #: Most units that one row compares.
 UNITS_MAX: Final = 4_096
 #: Below every priority, of which -2^31 is the lowest: that of a unit which nothing protects.
@@ -62,22 +65,16 @@ def priority_class(priority: int) -> int:
     return sum(priority >= floor for floor in CLASS_FLOORS)
 
 
-def protecting_priority(host: HostState, fleet: DecisionState) -> int | None:
+def _protecting(host: HostState, rows: Set[RowState], slack: SlackPriorities, *, is_reported: bool) -> int | None:
     """Return the priority that protects a machine; None for excess, which nothing protects.
 
-    The highest priority among its claims when its cluster has reported, else its stamp's. A machine that a target keeps
-    without a claim is protected by its stamp.
+    The highest priority among its claims when its cluster has reported, else its stamp's.
     """
-    is_reported = host.machine.cluster in fleet.options.reported
-    return _protecting(host, host.rows(), is_reported=is_reported)
-
-
-def _protecting(host: HostState, rows: Set[RowState], *, is_reported: bool) -> int | None:
     if not is_reported:
         return host.machine.assigned_priority
     if rows:
         return max([row.need.profile.priority for row in rows])
-    return host.machine.assigned_priority if host.is_target else None
+    return slack.of(host) if host.is_target else None
 
 
 def _yields(priority: int, row: RowState) -> bool:
@@ -124,7 +121,9 @@ def _machines_of(name: str, fleet: DecisionState) -> ClusterUnits:
         return cluster.units
     hosts = _hosts_without_demand(name, fleet) if cluster is None else _hosts_of(cluster)
     rooms = {(host.shape, tuple(host.total)) for host in hosts}
-    units = ClusterUnits(hosts=hosts, largest=largest((list(room) for _, room in rooms), len(fleet.dimensions.names)))
+    most = largest((list(room) for _, room in rooms), len(fleet.dimensions.names))
+    rows = cluster.rows if cluster is not None and name in fleet.options.targets else ()
+    units = ClusterUnits(hosts=hosts, rows=rows, largest=most)
     if cluster is not None:
         cluster.units = units
     return units
@@ -175,7 +174,8 @@ def _ordered(alike: UnitsOfShapes, serving: ClusterUnits) -> Sequence[Unit]:
         assert serving.basis is not None, "the units are formed"
         most, is_reported = serving.basis
         supplies = _Supplies(most)
-        found = [Unit(hosts, _loss(hosts, supplies, is_reported=is_reported)) for hosts in alike.hosts]
+        slack = SlackPriorities(serving.rows, serving.hosts)
+        found = [Unit(hosts, _loss(hosts, supplies, slack, is_reported=is_reported)) for hosts in alike.hosts]
         alike.units = sorted(found, key=lambda unit: unit.loss)
         alike.lowest = min(unit.loss.priority for unit in found)
     return alike.units
@@ -226,17 +226,18 @@ class _Supplies(dict[int, Sequence[float]]):
         return found
 
 
-def _loss(hosts: Sequence[HostState], supplies: _Supplies, *, is_reported: bool) -> ClaimLoss:
-    highest, is_protected = UNPROTECTED, False
+def _loss(hosts: Sequence[HostState], supplies: _Supplies, slack: SlackPriorities, *, is_reported: bool) -> ClaimLoss:
+    highest, lost_class = UNPROTECTED, EXCESS
     penalties = []
     for host in hosts:
         rows = host.rows() if is_reported else set()
-        priority = _protecting(host, rows, is_reported=is_reported)
+        priority = _protecting(host, rows, slack, is_reported=is_reported)
         if priority is not None:
-            is_protected, highest = True, max(highest, priority)
+            highest = max(highest, priority)
+            lost_class = max(lost_class, priority_class(priority) if rows or not is_reported else SLACK)
         penalties.append(_penalties(host, rows))
     supply, lost = sum(chain.from_iterable([supplies.of(host) for host in hosts])), sum(penalties)
-    return ClaimLoss(priority_class(highest) if is_protected else -1, lost, highest, supply, hosts[0].machine.id)
+    return ClaimLoss(lost_class, lost, highest, supply, hosts[0].machine.id)
 
 
 def _penalties(host: HostState, rows: Set[RowState]) -> float:

@@ -26,7 +26,7 @@ OUTCOME_SECONDS: Final = 2 * MEMORY_SECONDS
 _TURN: Final = int(MEMORY_SECONDS / WINDOW_SECONDS) + 1
 _OUTCOME: Final = int(OUTCOME_SECONDS / WINDOW_SECONDS)
 _PATH: Final = int(PATH_SECONDS / WINDOW_SECONDS)
-#: Reasons to wait that do not come from the gate, and do not need it to be passed over.
+#: What a proposal may wait for that is judged: nothing, the gate, and what is asked after the gate.
 _JUDGED: Final = (None, WaitReason.DOES_NOT_PAY, WaitReason.NO_STOCK, WaitReason.FORECAST, WaitReason.WOULD_NOT_FIT)
 
 #: Machines that are rented, by pool.

@@ -88,7 +88,7 @@ def proposal_sentences(proposal: ExchangeProposal) -> list[str]:
         f"{_what(proposal)}: "
         f"{_dollars(gate.saving_usd_per_hour)}/h less, {100 * gate.saving_fraction:.0f}% of what goes.",
         _prices(gate),
-        f"Over {_time(gate.settings.hold_seconds)} this saves {_dollars(gate.gain_usd)}. Required are "
+        f"Over {_time(gate.hold_seconds)} this saves {_dollars(gate.gain_usd)}. Required are "
         f"{gate.settings.margin:g} × ({_dollars(gate.double_running_usd)} of double running + "
         f"{_dollars(gate.boot_usd)} of boot + {_dollars(gate.reclamation_usd)} of reclamation penalties) = "
         f"{_dollars(gate.required_usd)}.",
@@ -126,7 +126,8 @@ def _pace(proposal: ExchangeProposal) -> str:
         case WaitReason.DOES_NOT_PAY:
             return (
                 f"Not ready: it does not pay{waves}. It would break even after {_time(gate.break_even_seconds)}; "
-                f"machines that come are expected to stay the cheaper ones for {_time(gate.settings.hold_seconds)}."
+                f"machines that come are expected to stay the cheaper ones for {_time(gate.hold_seconds)}"
+                f"{_as_before(gate)}."
             )
         case WaitReason.BUDGET:
             return "Not ready: proposals before it take the number of machines that may go at a time."
@@ -138,6 +139,10 @@ def _pace(proposal: ExchangeProposal) -> str:
             return "Not ready: the operator is asked whether the pods of what goes would fit on the other nodes."
         case WaitReason.WOULD_NOT_FIT:
             return "Not ready: the pods of what goes would not fit on the other nodes; the shard's log names the first."
+
+
+def _as_before(gate: GateTerms) -> str:
+    return ", as prices of the last days let expect" if gate.lasting_share < 1 else ""
 
 
 def _machines(kinds: Sequence[tuple[MachineKind, int]]) -> str:

@@ -109,7 +109,7 @@ class ExclusionReason(Enum):
 class ExchangeSettings:
     """When an exchange pays, and how much may be exchanged at a time (docs/spec/exchange.md §3)."""
 
-    #: How long the machines that come are expected to stay the cheaper ones.
+    #: How long the machines that come are expected to stay the cheaper ones, at most.
     hold_seconds: float = 4 * SECONDS_PER_HOUR
     margin: float = 1.25
     #: Least saving, as a share of what the exchanged machines cost.
@@ -233,6 +233,13 @@ class GateTerms:
     #: Reclamation penalties of the pods that are evicted.
     reclamation_usd: float
     settings: ExchangeSettings
+    #: Share of the expected hold for which what comes stayed the cheaper choice before (docs/spec/exchange.md §5.1).
+    lasting_share: float = 1.0
+
+    @property
+    def hold_seconds(self) -> float:
+        """Return how long what comes is expected to stay the cheaper choice."""
+        return self.settings.hold_seconds * self.lasting_share
 
     @property
     def saving_usd_per_hour(self) -> float:
@@ -253,7 +260,7 @@ class GateTerms:
     @property
     def gain_usd(self) -> float:
         """Return the saving over the expected hold."""
-        return self.saving_usd_per_hour * self.settings.hold_seconds / SECONDS_PER_HOUR
+        return self.saving_usd_per_hour * self.hold_seconds / SECONDS_PER_HOUR
 
     @property
     def cost_usd(self) -> float:

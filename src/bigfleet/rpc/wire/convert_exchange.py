@@ -101,7 +101,7 @@ def _proposal(proposal: ExchangeProposal) -> shardread_pb2.ExchangeView:
         double_running_usd=gate.double_running_usd,
         reclamation_usd=gate.reclamation_usd,
         margin=gate.settings.margin,
-        hold_seconds=gate.settings.hold_seconds,
+        hold_seconds=gate.hold_seconds,
         waits_for="" if proposal.waits_for is None else proposal.waits_for.value,
         sentences=proposal_sentences(proposal),
         taker=proposal.taker,

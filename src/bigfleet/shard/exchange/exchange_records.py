@@ -6,6 +6,7 @@ and when the exchange ends. Exchanges of a process that was killed are found ope
 """
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -13,6 +14,10 @@ from typing import Final, Protocol
 
 import msgspec
 
+from bigfleet.engine.decision import CapacityPool
+from bigfleet.engine.shapes.choice import RELEASABLE
+from bigfleet.exchange.course import ExchangeEnd
+from bigfleet.exchange.price_paths import OUTCOME_SECONDS, PricePaths
 from bigfleet.exchange.values import MachineKind
 from bigfleet.model.clock import NANOS_PER_SECOND
 from bigfleet.shard.ownership.ownership_file import DamagedRow
@@ -24,6 +29,7 @@ RETAINED_SECONDS: Final = 24 * 3600.0
 RECORDS_MAX: Final = 1_000
 #: A wall clock that is set back by no more leaves stamps as they are.
 _AHEAD_NANOS: Final = 60 * NANOS_PER_SECOND
+_RENTED: Final = {each.label: each for each in RELEASABLE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class ExchangeRecord:
     end: str = ""
     #: When it ended, dollars an hour; 0 before, and if that is not known.
     realised_usd_per_hour: float = 0.0
+    #: Whether that has become the mean of the hours after the end.
+    is_measured: bool = False
     #: How many machines had left when it ended.
     left: int = 0
     #: The cluster that the machines go to; "" for an exchange within a cluster.
@@ -126,6 +134,34 @@ def with_record(
     """Return the records that are still stored, with one more or another one; none has a stamp of later than now."""
     found = {**still_stored(records.values(), now_unix_nanos), record.id: record}
     return {each.id: _not_ahead(each, now_unix_nanos) for each in found.values()}
+
+
+def measured(
+    record: ExchangeRecord, paths: PricePaths, *, now_unix_nanos: int, now_seconds: float
+) -> ExchangeRecord | None:
+    """Return a record with what was realised on average since the end; None while that is not due, or not known.
+
+    It is due once, when a turn of the prices soon after the end would have counted.
+    """
+    since_end_seconds = (now_unix_nanos - record.ended_unix_nanos) / NANOS_PER_SECOND
+    is_due = record.end == ExchangeEnd.DONE.value and since_end_seconds >= OUTCOME_SECONDS
+    if record.is_measured or not is_due:
+        return None
+    change = paths.mean_change_usd_per_hour(
+        {} if record.taker else _rented(record.goes), _rented(record.comes), now_seconds - since_end_seconds
+    )
+    if change is None:
+        return None
+    return replace(record, realised_usd_per_hour=record.realised_usd_per_hour + change, is_measured=True)
+
+
+def _rented(kinds: Iterable[RecordedKind]) -> Counter[CapacityPool]:
+    """Return how many rented machines of each pool these are: the price of others is the same with and without them."""
+    found: Counter[CapacityPool] = Counter()
+    for each in kinds:
+        if each.capacity_type in _RENTED:
+            found[CapacityPool(each.instance_type, each.zone, _RENTED[each.capacity_type])] += each.machines
+    return found
 
 
 def is_ahead(record: ExchangeRecord, now_unix_nanos: int) -> bool:

@@ -31,6 +31,7 @@ from bigfleet.exchange.course import (
     followed,
     joined_by,
 )
+from bigfleet.exchange.price_paths import PricePaths
 from bigfleet.exchange.sentences import proposal_sentences
 from bigfleet.exchange.values import ExchangeProposal, ExchangeSettings
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
@@ -48,6 +49,7 @@ from bigfleet.shard.exchange.exchange_records import (
     ExchangeStore,
     RecordedKind,
     is_ahead,
+    measured,
     still_stored,
 )
 from bigfleet.shard.inventory.inventory import Inventory
@@ -541,6 +543,15 @@ class ExchangeExecution:
             message=f"{record.id}: {message}",
             at_unix_nanos=record.ended_unix_nanos or record.begun_unix_nanos,
         )
+
+    def measure(self, paths: PricePaths) -> None:
+        """Record what exchanges that were done some hours ago have saved since."""
+        now_unix_nanos, now_seconds = self._clock.unix_nanos(), self._clock.monotonic_seconds()
+        for record in self.records:
+            found = measured(record, paths, now_unix_nanos=now_unix_nanos, now_seconds=now_seconds)
+            if found is not None and self._put(found):
+                usd = found.realised_usd_per_hour
+                _log.info("exchange.measured", exchange=found.id, cluster=found.cluster, realised_usd_per_hour=usd)
 
     def export(self) -> None:
         """Set the gauges; writes records again that could not be written, or whose stamps are ahead of the clock."""

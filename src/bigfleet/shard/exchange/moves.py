@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from bigfleet.exchange.between_clusters import ClusterSide, MoveQuestion, Pair, best_moves, pairs_of, side_of
+from bigfleet.exchange.price_paths import PricePaths, judged
 from bigfleet.exchange.values import ClusterExchanges, ExchangeProposal, ExchangeQuestion, WaitReason, WholeCluster
 
 #: Pairs that are asked about in one look.
@@ -95,10 +96,10 @@ class MoveBook:
         chosen = None if asked is None or move is None else ChosenMove(move, asked.taker.whole)
         self._known[pair] = _Known(found[pair.giver].question, found[pair.taker].question, look, chosen)
 
-    def choose(self, found: Mapping[str, Answered]) -> list[str]:
+    def choose(self, found: Mapping[str, Answered], paths: PricePaths) -> list[str]:
         """Choose the moves to show among the answers that count; return the givers whose move has become ready."""
         known = {
-            (pair.giver, chosen.move.taker, chosen.move.machine_ids): chosen
+            (pair.giver, chosen.move.taker, chosen.move.machine_ids): replace(chosen, move=judged(chosen.move, paths))
             for pair, answer in self._known.items()
             if (chosen := answer.chosen) is not None and self._counts(pair, found)
         }

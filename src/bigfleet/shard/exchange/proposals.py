@@ -23,6 +23,7 @@ from bigfleet.engine.targets import ClassKey, class_key
 from bigfleet.exchange.between_clusters import MoveQuestion, Pair, find_move, move_question, with_move
 from bigfleet.exchange.course import ExchangeEnd
 from bigfleet.exchange.plausibility import PriceBook, PriceHistory, current_prices, proportionate
+from bigfleet.exchange.price_paths import PricePaths, all_judged
 from bigfleet.exchange.questions import ExchangeContext, questions_of
 from bigfleet.exchange.search import find_exchanges
 from bigfleet.exchange.sentences import proposal_sentences
@@ -125,6 +126,7 @@ class ExchangeProposals:
         self._settings = ExchangeSettings(excess_seconds=shard.settings.reclaim_after_seconds)
         self._planner = FleetPlanner()
         self._history = PriceHistory()
+        self._paths = PricePaths()
         #: By cluster; without moves.
         self._found: dict[str, FoundExchanges] = {}
         self._moves = MoveBook()
@@ -183,12 +185,14 @@ class ExchangeProposals:
         planner = self._planner
         state = await self._compute(lambda: planner.state(look.decided.snapshot, look.demand, look.decided.options))
         await self._exclude_cooling(look, state)
-        now_seconds, history = self._clock.monotonic_seconds(), self._history
+        now_seconds, history, paths = self._clock.monotonic_seconds(), self._history, self._paths
         settings = {cluster: self._shard.policies.plan_settings(cluster) for cluster in look.clusters}
 
         def ask() -> tuple[ExchangeContext, list[ExchangeQuestion]]:
             machines = list(_priced(state))
-            history.observe(now_seconds, current_prices(machines))
+            prices = current_prices(machines)
+            history.observe(now_seconds, prices)
+            paths.observe(now_seconds, prices)
             context = ExchangeContext(
                 rows=look.decided.rows,
                 prices=_with_promised(_reliable(history, machines), look.promises),
@@ -301,6 +305,7 @@ class ExchangeProposals:
         is_known = known is not None and known.exchanges.blocked is not BlockReason.SEARCH_FAILED
         if known is not None and is_known and known.question == question:
             self._shard.metrics.exchange_searches.labels("unchanged").inc()
+            self._show(replace(known, exchanges=all_judged(known.exchanges, self._paths)))
             return
         try:
             exchanges = await self._search(question)
@@ -317,10 +322,14 @@ class ExchangeProposals:
             )
         else:
             self._shard.metrics.exchange_searches.labels("searched").inc()
-        now_unix_nanos = self._clock.unix_nanos()
-        before = () if known is None else known.exchanges.proposals
-        self._found[question.cluster] = FoundExchanges(question, exchanges, now_unix_nanos)
-        self._audit(exchanges, before, now_unix_nanos)
+        exchanges = all_judged(exchanges, self._paths)
+        self._show(FoundExchanges(question, exchanges, self._clock.unix_nanos()))
+
+    def _show(self, found: FoundExchanges) -> None:
+        cluster = found.question.cluster
+        known = self._found.get(cluster)
+        self._found[cluster] = found
+        self._audit(found.exchanges, () if known is None else known.exchanges.proposals, self._clock.unix_nanos())
 
     def _carry_out(self, question: ExchangeQuestion, rows: list[Need], taken: Counter[ClassKey]) -> None:
         """Begin the first proposal that is ready and can be begun, where the mode says so."""
@@ -409,7 +418,7 @@ class ExchangeProposals:
             clusters = frozenset(name for pair in pairs for name in (pair.giver, pair.taker))
             await self._ask_pairs(self._look_at(look.decided, clusters, look.taken, look.promises), pairs, found)
         found = self._sides()
-        for giver in self._moves.choose(found):
+        for giver in self._moves.choose(found, self._paths):
             only = replace(found[giver].exchanges, proposals=(self._moves.moves[giver],))
             self._audit(only, (), self._clock.unix_nanos())
         for giver in self._moves.moves:
@@ -509,6 +518,7 @@ class ExchangeProposals:
                 )
 
     def _export(self) -> None:
+        self._shard.exchanges.measure(self._paths)
         self._shard.exchanges.export()
         metrics = self._shard.metrics
         proposals = [each for found in self.found() for each in found.exchanges.proposals]

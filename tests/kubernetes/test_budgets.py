@@ -191,6 +191,69 @@ async def test_a_node_whose_pods_fit_nowhere_else_is_not_reclaimed(cluster: Clus
         assert evictions(cluster, namespace, ACCEPTED) == []
 
 
+async def would_not_fit(fleet: FleetUnderTest) -> list[str]:
+    """Return what the shard noted of reclaims that were answered so, once there is one."""
+
+    async def noted() -> list[str]:
+        ended = fleet.program(SHARD).events("drain.rejected")
+        return [line["reason"] for line in ended]
+
+    return await eventually(noted, "no reclaim was answered with WOULD_NOT_FIT")
+
+
+async def test_pods_with_one_host_port_have_a_node_each_and_are_not_evicted(
+    cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    """They are counted as if they shared a machine, because they request different amounts; one waits for a minute."""
+    async with FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=[pool("std.4x16", ZONES[0], 4)]) as fleet:
+        # The API server makes the container port of the second one a host port.
+        ports: list[JsonObject] = [{"containerPort": 8080, "hostPort": 8080}, {"containerPort": 8080}]
+        running = []
+        for number, port in enumerate(ports):
+            namespace = await cluster.make_namespace()
+            requests = {"cpu": f"{number + 1}", "memory": "1Gi"}
+            container: JsonObject = {
+                "name": "main",
+                "image": "fake",
+                "resources": {"requests": requests},
+                "ports": [port],
+            }
+            template = pod_template(containers=[container], hostNetwork=number == 1)
+            await cluster.api.create(DEPLOYMENTS, deployment("web", 1, template), namespace=namespace)
+            running.append(namespace)
+        before = [pod for namespace in running for pod in await fleet.running("one", namespace, 1)]
+        reasons = await would_not_fit(fleet)
+        after = [pod for namespace in running for pod in await cluster.pods(namespace)]
+
+        assert "host port 8080/TCP taken" in reasons[0]
+        assert len({pod.spec.node_name for pod in after}) == 2
+        assert {pod.metadata.uid for pod in after} == {pod.metadata.uid for pod in before}
+        assert [name for namespace in running for name in evictions(cluster, namespace, ACCEPTED)] == []
+        assert not any(node.spec.unschedulable for node in (await cluster.api.list_page(NODES)).items)
+
+
+async def test_a_pod_that_its_budget_never_lets_go_is_left_where_it_is_by_a_reclaim(
+    cluster: ClusterUnderTest, tmp_path: Path
+) -> None:
+    async with FleetUnderTest(tmp_path / "fleet", {"one": cluster}, pools=[pool("std.4x16", ZONES[0], 4)]) as fleet:
+        namespace = await cluster.make_namespace()
+        for count, (name, cpu) in enumerate((("left", "1"), ("filler", "2500m"), ("right", "1")), 1):
+            budget = disruption_budget(name, name, min_available=1)
+            await cluster.api.create(DISRUPTION_BUDGETS, budget, namespace=namespace)
+            template = pod_template(requests={"cpu": cpu, "memory": "1Gi"})
+            await cluster.api.create(DEPLOYMENTS, deployment(name, 1, template), namespace=namespace)
+            await fleet.running("one", namespace, count)
+        await cluster.api.patch(DEPLOYMENTS, "filler", {"spec": {"replicas": 0}}, namespace=namespace)
+        before = await fleet.running("one", namespace, 2)
+        reasons = await would_not_fit(fleet)
+        after = await cluster.pods(namespace)
+
+        assert "can never be evicted: the disruption budget" in reasons[0]
+        assert {pod.metadata.uid for pod in after} == {pod.metadata.uid for pod in before}
+        assert [each for each in cluster.audited(is_eviction=True) if each.object_ref.namespace == namespace] == []
+        assert not any(node.spec.unschedulable for node in (await cluster.api.list_page(NODES)).items)
+
+
 def _apart_from(app: str) -> JsonObject:
     """Return the affinity of a pod that shares no node with those of an app."""
     term: JsonObject = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {"app": app}}}

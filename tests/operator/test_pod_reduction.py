@@ -10,6 +10,7 @@ from bigfleet.operator.demand.daemon_pods import DaemonPods
 from bigfleet.operator.demand.waiting import unschedulable_message
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.pod_requests import pod_requests
+from bigfleet.operator.kubernetes.scheduling_rules import host_ports
 from bigfleet.operator.nodes.disruption import comes_back, why_not_disrupted
 from bigfleet.operator.nodes.pod_index import has_required_anti_affinity, moves_in_a_drain
 from bigfleet.operator.nodes.topology_rules import affinity_terms, anti_affinity_terms, forbidding_spreads
@@ -17,9 +18,13 @@ from bigfleet.operator.pod_reduction import PodReduction
 
 _TERM = {"topologyKey": "zone", "labelSelector": {"matchLabels": {"app": "web"}}}
 _REQUIRED = {"requiredDuringSchedulingIgnoredDuringExecution": [_TERM]}
+_PORT = {"hostPort": 80, "hostIP": "::1", "protocol": "UDP"}
 _CONTAINER: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"name": st.sampled_from("ab"), "resources": st.just({"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}})},
-    optional={"restartPolicy": st.just("Always"), "ports": st.just([{"hostPort": 80}])},
+    optional={
+        "restartPolicy": st.just("Always"),
+        "ports": st.just([_PORT]),
+    },
 )
 PODS = st.fixed_dictionaries(
     {
@@ -96,6 +101,7 @@ def read(pod: PodObject) -> tuple[Any, ...]:
         (pod.is_finished, pod.is_terminating, pod.is_mirror, pod.is_of_daemon_set, moves_in_a_drain(pod)),
         (spec.node_name, spec.node_selector, spec.affinity, spec.tolerations, spec.topology_spread_constraints),
         (pod_requests(spec), spec.resource_claims, spec.termination_grace_period_seconds),
+        host_ports(spec),
         (has_required_anti_affinity(pod), affinity_terms(pod), anti_affinity_terms(pod), forbidding_spreads(pod)),
         (unschedulable_message(pod), why_not_disrupted(pod), comes_back(pod)),
         largest_daemon(pod),

@@ -30,6 +30,7 @@ from bigfleet.operator.kubernetes.resources import NODES
 from bigfleet.operator.kubernetes.timestamps import unix_seconds
 from bigfleet.operator.metrics import AgentFigures, OperatorMetrics
 from bigfleet.operator.nodes.available_capacity import AvailableCapacities
+from bigfleet.operator.nodes.budgets import DisruptionBudgets
 from bigfleet.operator.nodes.drain_executor import DrainExecutor
 from bigfleet.operator.nodes.drain_forecast import DrainForecaster
 from bigfleet.operator.nodes.matching import NodeMatcher
@@ -121,10 +122,12 @@ class KubernetesAgent:
             api=api, stored=views.available_capacities, queue=self._hint_queue, clock=clock
         )
         preflight = Preflight(nodes=self._nodes, pods=pods_by_node, clock=clock)
-        self._drains = self._make_drains(api, pods_by_node, preflight, rng, force=settings.drain_force)
+        budgets = DisruptionBudgets(api=api, clock=clock)
+        self._drains = self._make_drains(api, pods_by_node, budgets, preflight, rng, force=settings.drain_force)
         self._forecasts = DrainForecaster(
             nodes=self._nodes,
             pods=pods_by_node,
+            budgets=budgets,
             preflight=preflight,
             leaving=self._drains.leaving,
             clock=clock,
@@ -170,12 +173,20 @@ class KubernetesAgent:
         views.pods.add_listener(self._waiting)
 
     def _make_drains(
-        self, api: KubernetesApi, pods: PodsByNode, preflight: Preflight, rng: Rng, *, force: bool
+        self,
+        api: KubernetesApi,
+        pods: PodsByNode,
+        budgets: DisruptionBudgets,
+        preflight: Preflight,
+        rng: Rng,
+        *,
+        force: bool,
     ) -> DrainExecutor:
         return DrainExecutor(
             api=api,
             nodes=self._nodes,
             pods=pods,
+            budgets=budgets,
             preflight=preflight,
             clock=self._clock,
             rng=rng,

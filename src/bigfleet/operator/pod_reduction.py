@@ -12,6 +12,7 @@ from bigfleet.operator.kubernetes.objects import (
     MIRROR_ANNOTATION,
     Condition,
     Container,
+    ContainerPort,
     ObjectMeta,
     OwnerReference,
     PodObject,
@@ -103,7 +104,12 @@ def _reduced_spec(spec: PodSpec) -> PodSpec:
 
 
 def _reduced_container(container: Container) -> Container:
-    return Container(resources=container.resources, restart_policy=container.restart_policy)
+    ports = [
+        ContainerPort(host_port=port.host_port, host_ip=port.host_ip, protocol=port.protocol)
+        for port in container.ports or ()
+        if port.host_port > 0
+    ]
+    return Container(resources=container.resources, ports=ports or None, restart_policy=container.restart_policy)
 
 
 def _reduced_status(status: PodStatus) -> PodStatus:

@@ -21,6 +21,8 @@ from bigfleet.model.vector import Vector, parse_vector, vector_faults
 
 #: Bound of docs/spec/wire.md §2 for any string.
 GROUP_BYTES_MAX = 1_024
+#: Exclusions of groups that begin so are for host ports, which pods of all namespaces share. No selector begins so.
+HOST_PORT_GROUP = "hostPort "
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _OPERATORS_WITH_VALUES = frozenset({Operator.IN, Operator.NOT_IN})

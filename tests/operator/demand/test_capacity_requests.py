@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from bigfleet.model.frames import RollUp
 from bigfleet.model.ids import ClusterId
 from bigfleet.model.profile import Operator, Requirement, SpreadMode, TopologySpread
+from bigfleet.model.shapes import DemandShape
 from bigfleet.operator.demand import capacity_requests
 from bigfleet.operator.demand.capacity_requests import capacity_request
 from bigfleet.operator.requests import (
@@ -21,7 +22,7 @@ from bigfleet.operator.requests import (
     UnmappableRequest,
     map_request,
 )
-from bigfleet.operator.rollup import recount
+from bigfleet.operator.rollup import RollUpBuilder, recount
 from bigfleet.rpc.wire import amounts
 from bigfleet.rpc.wire.convert_need import REQUIREMENTS_MAX, VALUES_MAX, ReceivedRollUp, rollup_to_wire
 from tests.operator.demand.objects import request
@@ -81,6 +82,19 @@ def test_equal_groups_of_two_namespaces_do_not_exclude_each_other() -> None:
     )
 
     assert (one.exclusion, other.exclusion) == ("a\0web", "b\0web")
+
+
+def test_pods_of_two_namespaces_with_equal_host_ports_exclude_each_other() -> None:
+    """They are one shape: a machine for each of them."""
+    builder = RollUpBuilder(ClusterId("c"))
+    for namespace in "ab":
+        for name in ("p", "q"):
+            stored = request(name, namespace=namespace, exclusion={"group": "hostPort TCP/8080"})
+            builder.put(capacity_request(stored))
+
+    (row,) = builder.rows()
+
+    assert row.shapes == (DemandShape({"cpu": 1000}, 4, 1),)
 
 
 _REQUIREMENT, _QUANTITY = UnmappableReason.INVALID_REQUIREMENT, UnmappableReason.INVALID_QUANTITY

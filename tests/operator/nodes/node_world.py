@@ -23,6 +23,7 @@ from bigfleet.operator.kubernetes.resources import (
 )
 from bigfleet.operator.kubernetes.views import ObjectListener
 from bigfleet.operator.nodes.available_capacity import AvailableCapacities
+from bigfleet.operator.nodes.budgets import DisruptionBudgets
 from bigfleet.operator.nodes.drain_executor import DrainExecutor
 from bigfleet.operator.nodes.evictions import EvictionAnswer
 from bigfleet.operator.nodes.matching import NodeMatcher
@@ -187,11 +188,13 @@ class Operator:
         self.upcoming = UpcomingNodes(api=self.api, nodes=self.matcher, queue=self.queue, clock=self.clock)
         self.hints_view = FollowedView(server, AVAILABLE_CAPACITIES)
         self.hints = AvailableCapacities(api=self.api, stored=self.hints_view, queue=self.queue, clock=self.clock)
+        self.budgets = DisruptionBudgets(api=self.api, clock=self.clock)
         self.preflight = Preflight(nodes=self.matcher, pods=self.pods, clock=self.clock)
         self.drains = DrainExecutor(
             api=self.api,
             nodes=self.matcher,
             pods=self.pods,
+            budgets=self.budgets,
             preflight=self.preflight,
             clock=self.clock,
             rng=self.rng,
@@ -310,11 +313,16 @@ class NodeWorld:
         max_unavailable: int,
         *,
         desired_healthy: int | None = None,
+        expected_pods: int = 0,
+        disruptions_allowed: int = 0,
         **fields: str,
     ) -> None:
-        """Put a PodDisruptionBudget; `desired_healthy` is what its controller last wrote, `fields` are of its spec."""
+        """Put a PodDisruptionBudget; `fields` are of its spec, the others are what its controller last wrote."""
         spec = {"selector": {"matchLabels": dict(labels)}, "maxUnavailable": max_unavailable, **fields}
-        status = {} if desired_healthy is None else {"status": {"desiredHealthy": desired_healthy}}
+        written = {
+            "desiredHealthy": desired_healthy, "expectedPods": expected_pods, "disruptionsAllowed": disruptions_allowed,
+        }  # fmt: skip
+        status = {} if desired_healthy is None else {"status": written}
         self.server.put(BUDGET, {"metadata": {"name": name, "namespace": "d"}, "spec": spec, **status})
 
     def read_node(self, name: str) -> NodeObject:

@@ -51,7 +51,21 @@ def step_fault(nodes: Sequence[Json], placed: Sequence[tuple[Json, Json]], pod: 
         # A node that is overcommitted already takes pods that request none of that resource.
         if requested(pod, resource) and wanted > int(node["status"]["allocatable"][resource]):
             return f"{resource} of {name}"
+    if any(_ports_conflict(wanted, taken) for wanted in _host_ports(pod) for p in on_node for taken in _host_ports(p)):
+        return f"host ports of {name}"
     return _others_fault(nodes, placed, pod, node)
+
+
+def _host_ports(pod: Json) -> list[Json]:
+    return [port for port in pod["spec"]["containers"][0].get("ports", ()) if "hostPort" in port]
+
+
+def _ports_conflict(one: Json, other: Json) -> bool:
+    every = (None, "", "0.0.0.0")
+    ips = (one.get("hostIP"), other.get("hostIP"))
+    same_ip = ips[0] == ips[1] or ips[0] in every or ips[1] in every
+    same_protocol = one.get("protocol", "TCP") == other.get("protocol", "TCP")
+    return bool(same_ip and same_protocol and one["hostPort"] == other["hostPort"])
 
 
 def _others_fault(nodes: Sequence[Json], placed: Sequence[tuple[Json, Json]], pod: Json, node: Json) -> str | None:

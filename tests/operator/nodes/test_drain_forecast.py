@@ -19,6 +19,7 @@ from bigfleet.model.frames import (
 from bigfleet.model.states import MachineState
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.nodes import drain_forecast
+from bigfleet.operator.nodes.budgets import BUDGETS_SECONDS, DisruptionBudgets
 from bigfleet.operator.nodes.drain_forecast import FORECAST_COMING_MAX, DrainForecaster
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.pod_index import PodsByNode
@@ -27,7 +28,7 @@ from bigfleet.operator.work_queue import WorkQueue
 from bigfleet.sim.kernel.virtual_time import LoopClock
 from bigfleet.sim.kubernetes.client import InMemoryApi
 from bigfleet.sim.kubernetes.server import InMemoryApiServer
-from tests.operator.nodes.node_world import node_body, pod_body
+from tests.operator.nodes.node_world import BUDGET, node_body, pod_body
 
 pytestmark = pytest.mark.virtual_time
 
@@ -39,9 +40,9 @@ class Bench:
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]) -> None:
         clock = LoopClock()
-        self.matcher = NodeMatcher(
-            api=InMemoryApi(InMemoryApiServer(clock)), queue=WorkQueue(clock=clock, rng=Random(1)), clock=clock
-        )
+        self.server = InMemoryApiServer(clock)
+        api = InMemoryApi(self.server)
+        self.matcher = NodeMatcher(api=api, queue=WorkQueue(clock=clock, rng=Random(1)), clock=clock)
         self.pods = PodsByNode()
         self.preflight = Preflight(nodes=self.matcher, pods=self.pods, clock=clock)
         self.leaving: set[str] = set()
@@ -49,6 +50,7 @@ class Bench:
         self.forecaster = DrainForecaster(
             nodes=self.matcher,
             pods=self.pods,
+            budgets=DisruptionBudgets(api=api, clock=clock),
             preflight=self.preflight,
             leaving=lambda: self.leaving,
             clock=clock,
@@ -217,3 +219,35 @@ async def test_a_pod_that_must_not_be_moved_has_no_place_on_any_node() -> None:
 
     assert (refused.outcome, refused.machine_id) == (ForecastOutcome.WOULD_NOT_FIT, "m-a")
     assert "must not be evicted by a voluntary drain" in refused.message
+
+
+async def test_pods_with_one_host_port_need_a_node_each() -> None:
+    bodies = [pod_body(f"p-{name}", name) for name in "ab"]
+    for body in bodies:
+        body["spec"]["containers"][0]["ports"] = [{"hostPort": 8080}]
+
+    one = await Bench(nodes("ab"), bodies).ask("ab", EIGHT)
+    two = await Bench(nodes("ab"), bodies).ask("ab", EIGHT, EIGHT)
+
+    assert one.outcome is ForecastOutcome.WOULD_NOT_FIT
+    assert "host port 8080/TCP taken" in one.message
+    assert two.outcome is ForecastOutcome.FITS
+
+
+async def test_a_pod_that_its_budget_never_lets_go_is_named() -> None:
+    bench = Bench(nodes("ab"), [pod_body("p", "a", labels={"app": "db"}, ready=True)])
+    before = await bench.ask("a", EIGHT)
+    bench.server.put(
+        BUDGET,
+        {
+            "metadata": {"name": "db", "namespace": "d"},
+            "spec": {"selector": {"matchLabels": {"app": "db"}}, "minAvailable": 1},
+            "status": {"desiredHealthy": 1, "expectedPods": 1},
+        },
+    )
+    await asyncio.sleep(BUDGETS_SECONDS)
+    answer = await bench.ask("a", EIGHT)
+
+    assert before.outcome is ForecastOutcome.FITS
+    assert (answer.outcome, answer.machine_id) == (ForecastOutcome.WOULD_NOT_FIT, "m-a")
+    assert answer.message == ("pod d/p can never be evicted: the disruption budget db wants 1 healthy pods of 1")

@@ -465,6 +465,9 @@ def pod_bodies(draw: st.DrawFn, name: str, node: str) -> dict[str, Any]:
     )
     requests = {"cpu": str(draw(st.integers(1, 2))), "memory": str(draw(st.integers(0, 3)))}
     body["spec"]["containers"][0]["resources"]["requests"] = requests
+    if draw(st.integers(0, 3)) == 0:
+        ip = draw(st.sampled_from([{}, {"hostIP": "10.0.0.1"}, {"hostIP": "10.0.0.2"}]))
+        body["spec"]["containers"][0]["ports"] = [{"hostPort": draw(st.sampled_from([80, 81])), **ip}]
     return body
 
 
@@ -541,7 +544,8 @@ DEFECTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "taints are ignored": (placement, "repelling_taint", lambda taints, tolerations: None),
     "selectors are ignored": (placement, "admits", lambda node, spec: True),
     "resources and the pods limit are ignored": (NodeRoom, "lacks", lambda self, requests: None),
-    "a placed pod takes no room": (NodeRoom, "take", lambda self, requests: None),
+    "a placed pod takes no room": (NodeRoom, "take", lambda self, requests, ports: None),
+    "host ports are ignored": (placement, "taken_port", lambda wanted, taken: None),
     "other pods are ignored": (PodRules, "fault", lambda self, node: None),
     "placed pods keep no pod away": (PodRules, "place", lambda self, pods: None),
     "residents keep no pod away": (PodRules, "_keep_away", lambda self, pods: None),

@@ -24,6 +24,7 @@ from bigfleet.operator.kubernetes.objects import (
     Quantity,
 )
 from bigfleet.operator.requests import (
+    HOST_PORT_GROUP,
     CapacityRequest,
     CoLocation,
     Exclusion,
@@ -230,4 +231,6 @@ def _exclusion(given: CapacityExclusion | None, namespace: str) -> Exclusion | N
     _check_bytes("exclusion.group", given.group)
     if not 1 <= given.max_per_machine <= _INT32_MAX:
         _refuse("exclusion.maxPerMachine", f"{given.max_per_machine} is not between 1 and {_INT32_MAX}")
-    return Exclusion(group=f"{namespace}\0{given.group}", max_per_machine=given.max_per_machine)
+    is_of_cluster = given.group.startswith(HOST_PORT_GROUP)
+    group = given.group if is_of_cluster else f"{namespace}\0{given.group}"
+    return Exclusion(group=group, max_per_machine=given.max_per_machine)

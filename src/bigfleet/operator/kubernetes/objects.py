@@ -67,8 +67,7 @@ class ListMeta(_Struct):
     """`metadata` of a list."""
 
     resource_version: str = ""
-    # The wire's name is a keyword of Python.
-    continue_token: str = msgspec.field(name="continue", default="")
+    continue_token: str = msgspec.field(name="continue", default="")  # A keyword of Python.
 
 
 class ObjectList(_Struct, Generic[T]):
@@ -153,6 +152,7 @@ class ContainerPort(_Struct):
     """`ports[]` of a container: two pods that want one port of a host cannot share a node."""
 
     host_port: Int = 0
+    host_ip: str = msgspec.field(name="hostIP", default="")
     protocol: str = ""
 
 
@@ -303,10 +303,8 @@ class PodObject(KubernetesObject):
     @property
     def is_displaced(self) -> bool:
         """Return whether the pod is deleted because it must leave its node: evicted, preempted or tainted away."""
-        conditions = self.status.conditions or ()
-        return self.is_terminating and any(
-            each.type == _DISRUPTION_TARGET and each.status == "True" for each in conditions
-        )
+        wanted = (_DISRUPTION_TARGET, "True")
+        return self.is_terminating and any((c.type, c.status) == wanted for c in self.status.conditions or ())
 
     @property
     def is_mirror(self) -> bool:
@@ -386,6 +384,8 @@ class DisruptionBudgetStatus(_Struct):
     """`status` of a PodDisruptionBudget, as its controller last wrote it."""
 
     desired_healthy: Int = 0
+    expected_pods: Int = 0
+    disruptions_allowed: Int = 0
 
 
 class DisruptionBudget(KubernetesObject):

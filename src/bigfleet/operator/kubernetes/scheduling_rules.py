@@ -1,10 +1,10 @@
-"""Evaluates labels and taints by the scheduler's rules, and maps requirements on nodes to those on machines.
+"""Evaluates labels, taints and host ports by the scheduler's rules; maps requirements on nodes to those on machines.
 
-Resources and other pods are not considered. A rule that cannot be evaluated counts as no match.
+Resources and rules about other pods are not considered. A rule that cannot be evaluated counts as no match.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Set
+from typing import Final, NamedTuple
 
 from bigfleet.model.labels import ARCH
 from bigfleet.operator.kubernetes.objects import (
@@ -16,6 +16,7 @@ from bigfleet.operator.kubernetes.objects import (
     PodSpec,
     Toleration,
 )
+from bigfleet.operator.kubernetes.pod_requests import is_sidecar
 from bigfleet.operator.kubernetes.resources import LABEL_ALIASES, OPERATING_SYSTEM
 
 _NO_LABELS: Final[Mapping[str, str]] = {}
@@ -24,6 +25,9 @@ _KEEPING_EFFECTS: Final = frozenset({"NoSchedule", "NoExecute"})
 #: The only field that a node selector may name.
 _NAME_FIELD: Final = "metadata.name"
 _LINUX, _WINDOWS = "linux", "windows"
+_TCP: Final = "TCP"
+#: The address that conflicts with every address.
+_EVERY_IP: Final = "0.0.0.0"  # noqa: S104
 
 #: Key, operator in Kubernetes spelling, sorted values.
 MachineRequirement = tuple[str, str, tuple[str, ...]]
@@ -160,3 +164,43 @@ def machine_requirement(key: str, operator: str, values: Iterable[str]) -> Machi
     if key == OPERATING_SYSTEM and operator == "In" and _LINUX in distinct:
         return None if _WINDOWS in distinct else (key, "NotIn", (_WINDOWS,))
     return (key, operator, distinct)
+
+
+# ---- host ports -----------------------------------------------------------------------------------------------------
+
+
+class HostPort(NamedTuple):
+    """A port of a node that a pod takes."""
+
+    ip: str
+    protocol: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.port}/{self.protocol}"
+
+
+def host_ports(spec: PodSpec) -> frozenset[HostPort]:
+    """Return the ports of its node that a pod takes: those of its containers and its sidecars.
+
+    API servers write the container ports of pods with `hostNetwork` as host ports, so that field is not read.
+    """
+    sidecars = (each for each in spec.init_containers or () if is_sidecar(each))
+    return frozenset(
+        HostPort(port.host_ip or _EVERY_IP, port.protocol or _TCP, port.host_port)
+        for container in (*spec.containers, *sidecars)
+        for port in container.ports or ()
+        if port.host_port > 0
+    )
+
+
+def taken_port(wanted: Set[HostPort], taken: Set[HostPort]) -> HostPort | None:
+    """Return the least of the wanted ports that is taken; None if a pod can have all of them."""
+    if not wanted or not taken:
+        return None
+    return min((port for port in wanted if any(_conflicts(port, other) for other in taken)), default=None)
+
+
+def _conflicts(port: HostPort, other: HostPort) -> bool:
+    is_one_address = port.ip == other.ip or _EVERY_IP in (port.ip, other.ip)
+    return is_one_address and (port.protocol, port.port) == (other.protocol, other.port)

@@ -18,12 +18,13 @@ from bigfleet.model.states import MachineState
 from bigfleet.operator.drains import DrainRecord
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import NodeObject
+from bigfleet.operator.nodes.budgets import DisruptionBudgets
 from bigfleet.operator.nodes.cordon import NodeCordon, NodeGone
 from bigfleet.operator.nodes.drain_annotation import UnreadableAnnotation, read_annotation
 from bigfleet.operator.nodes.evictions import EvictionAnswer, PodEvictor
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.node_drain import ActiveDrain, DrainEnded, DrainTools, NodeDrain
-from bigfleet.operator.nodes.pod_index import PodsByNode
+from bigfleet.operator.nodes.pod_index import PodsByNode, leaving_pods
 from bigfleet.operator.nodes.preflight import Preflight
 
 log = structlog.get_logger(__name__)
@@ -68,6 +69,7 @@ class DrainExecutor:
         api: KubernetesApi,
         nodes: NodeMatcher,
         pods: PodsByNode,
+        budgets: DisruptionBudgets,
         preflight: Preflight,
         clock: Clock,
         rng: Rng,
@@ -77,6 +79,8 @@ class DrainExecutor:
         force: bool = False,
     ) -> None:
         self._nodes = nodes
+        self._pods = pods
+        self._budgets = budgets
         self._preflight = preflight
         self._clock = clock
         self._finished = finished
@@ -86,7 +90,7 @@ class DrainExecutor:
         self._tools = DrainTools(
             api=api,
             cordon=self._cordon,
-            evictor=PodEvictor(api=api, pods=pods, clock=clock),
+            evictor=PodEvictor(api=api, budgets=budgets, pods=pods, clock=clock),
             nodes=nodes,
             pods=pods,
             clock=clock,
@@ -270,7 +274,7 @@ class DrainExecutor:
         await flow.evict()
 
     async def _check_room(self, drain: ActiveDrain, node: NodeObject) -> None:
-        """Promise the pods of a voluntary drain their room. Raises DrainEnded if there is none.
+        """Promise the pods of a voluntary drain their room. Raises DrainEnded if there is none, or a pod cannot leave.
 
         A drain that has begun goes on all the same. One that was resumed has no promises before: without them other
         drains would count on the room that its pods go to.
@@ -278,6 +282,10 @@ class DrainExecutor:
         machine_id = drain.record.machine_id
         if drain.is_begun and self._preflight.promised(machine_id):
             return
+        if not drain.is_begun:
+            why_never = await self._budgets.why_never(leaving_pods(self._pods.on(drain.node_name)))
+            if why_never is not None:
+                raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, why_never)
         refusal = await self._preflight.judge(
             machine_id,
             node,

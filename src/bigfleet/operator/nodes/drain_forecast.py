@@ -21,9 +21,10 @@ from bigfleet.operator.kubernetes.objects import (
     NodeTaint,
     ObjectMeta,
 )
+from bigfleet.operator.nodes.budgets import DisruptionBudgets
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.placement import NodeRoom, PodPlacer, RoomScore
-from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, moves_in_a_drain
+from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, PodsOnNode, leaving_pods, moves_in_a_drain
 from bigfleet.operator.nodes.preflight import Preflight, share_of
 from bigfleet.operator.nodes.topology_rules import Located
 
@@ -63,6 +64,7 @@ class DrainForecaster:
         *,
         nodes: NodeMatcher,
         pods: PodsByNode,
+        budgets: DisruptionBudgets,
         preflight: Preflight,
         leaving: Callable[[], Set[str]],
         clock: Clock,
@@ -71,6 +73,7 @@ class DrainForecaster:
         """`leaving` returns the names of the nodes that are drained or are about to be."""
         self._nodes = nodes
         self._pods = pods
+        self._budgets = budgets
         self._preflight = preflight
         self._leaving = leaving
         self._clock = clock
@@ -117,6 +120,10 @@ class DrainForecaster:
         coming = sum(max(0, each.count) for each in request.comes)
         if coming > FORECAST_COMING_MAX:
             return _unknown(request, f"{coming} nodes would come, at most {FORECAST_COMING_MAX} are forecast")
+        for machine_id, node in nodes:
+            why_never = await self._budgets.why_never(leaving_pods(self._pods.on(node.metadata.name)))
+            if why_never is not None:
+                return _would_not_fit(request, machine_id, why_never)
         cluster = self._cluster(request.comes)
         checks = sum(len(self._pods.on(node.metadata.name).pods) for _, node in nodes) * len(cluster.rooms)
         if checks > FORECAST_CHECKS_MAX:
@@ -125,12 +132,7 @@ class DrainForecaster:
         for machine_id, node in nodes:
             fault = self._drain(cluster, node, score)
             if fault is not None:
-                return DrainForecast(
-                    request_id=request.request_id,
-                    outcome=ForecastOutcome.WOULD_NOT_FIT,
-                    machine_id=machine_id,
-                    message=fault,
-                )
+                return _would_not_fit(request, machine_id, fault)
             # Sessions and drains have their turn between two nodes.
             await self._clock.sleep(0)
         return DrainForecast(request_id=request.request_id, outcome=ForecastOutcome.FITS)
@@ -145,7 +147,7 @@ class DrainForecaster:
             for number in range(kind.count):
                 node = _coming_node(f"coming-{position}-{number}", kind)
                 cluster.staying[node.metadata.name] = node
-                cluster.rooms[node.metadata.name] = NodeRoom.of(node, {}, 0)
+                cluster.rooms[node.metadata.name] = NodeRoom.of(node, PodsOnNode())
         return cluster
 
     def _drain(self, cluster: _Cluster, node: NodeObject, score: RoomScore) -> str | None:
@@ -157,7 +159,7 @@ class DrainForecaster:
         for pod in came:
             del cluster.moved[pod.metadata.key]
         moving += came
-        copies = tuple(NodeRoom(room.node, dict(room.free), room.pods) for room in cluster.rooms.values())
+        copies = tuple(room.copy() for room in cluster.rooms.values())
         first_fit = self._placer(cluster, copies, None).place(moving, size=share_of(node))
         if first_fit.unplaced is not None:
             return first_fit.unplaced.text
@@ -220,6 +222,11 @@ def _coming_node(name: str, kind: ComingNodes) -> NodeObject:
         spec=NodeSpec(taints=[NodeTaint(taint.key, taint.value, taint.effect) for taint in kind.taints]),
         status=NodeObjectStatus(allocatable={"pods": _PODS_DEFAULT, **kind.resources}),
     )
+
+
+def _would_not_fit(request: DrainForecastRequest, machine_id: str, why: str) -> DrainForecast:
+    outcome = ForecastOutcome.WOULD_NOT_FIT
+    return DrainForecast(request_id=request.request_id, outcome=outcome, machine_id=machine_id, message=why)
 
 
 def _unknown(request: DrainForecastRequest, why: str) -> DrainForecast:

@@ -2,22 +2,21 @@
 
 Evictions use policy/v1, so disruption budgets are honoured. The pod's UID is a precondition, so a new pod of the same
 name is never evicted. The API server decides by the status of a budget, which may lag behind the pods, so the pods are
-counted here as well. The budgets of a namespace are read once for all of its pods that are due. Only `delete` bypasses
-budgets, and it is used only with --drain-force.
+counted here as well. Only `delete` bypasses budgets, and it is used only with --drain-force.
 """
 
-import asyncio
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
 from bigfleet.model.clock import Clock
 from bigfleet.operator.kubernetes.api import ApiError, KubernetesApi
 from bigfleet.operator.kubernetes.objects import DisruptionBudget, PodObject
-from bigfleet.operator.kubernetes.resources import DISRUPTION_BUDGETS, EVICTIONS, PODS
+from bigfleet.operator.kubernetes.resources import EVICTIONS, PODS
 from bigfleet.operator.kubernetes.scheduling_rules import selects
+from bigfleet.operator.nodes.budgets import DisruptionBudgets
 from bigfleet.operator.nodes.pod_index import PodsByNode, is_healthy
 
 #: What Kubernetes gives a pod that says nothing.
@@ -28,9 +27,6 @@ RETRY_SECONDS_MAX: Final = 60.0
 #: How long a pod counts as leaving whose eviction was asked for by a drain that ended before the answer. The API server
 #: may still carry the request out; then the pod is seen to be deleted within this time.
 UNANSWERED_SECONDS: Final = 10.0
-#: How long the budgets of a namespace are taken as they were read. Pods that a budget blocks are asked for again and
-#: again: with a request for each, they would delay every other request of the process.
-BUDGETS_SECONDS: Final = 2.0
 _BUDGET_CAUSE: Final = "DisruptionBudget"
 #: A namespace that is being deleted refuses evictions with 403; its pods go by themselves.
 _ENDING_NAMESPACE_CAUSE: Final = "NamespaceTerminating"
@@ -64,35 +60,22 @@ class _Leaving:
     until_seconds: float = math.inf
 
 
-@dataclass(slots=True)
-class _Budgets:
-    """The disruption budgets of one namespace, and how their last reading ended."""
-
-    #: Held by the pod that reads them; others of its namespace wait for the answer.
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    items: list[DisruptionBudget] = field(default_factory=list)
-    #: None after they were read.
-    error: ApiError | None = None
-    read_seconds: float = -math.inf
-
-
 class PodEvictor:
     """Evicts and deletes pods of one cluster."""
 
-    def __init__(self, *, api: KubernetesApi, pods: PodsByNode, clock: Clock) -> None:
+    def __init__(self, *, api: KubernetesApi, budgets: DisruptionBudgets, pods: PodsByNode, clock: Clock) -> None:
         self._api = api
+        self._budgets = budgets
         self._pods = pods
         self._clock = clock
         #: By UID, until they are seen to be healthy no longer.
         self._leaving: dict[str, _Leaving] = {}
-        #: By namespace.
-        self._budgets: dict[str, _Budgets] = {}
 
     async def evict(self, pod: PodObject, left_seconds: float) -> EvictionOutcome:
         """Ask for an eviction within the pod's own grace, cut to the whole seconds that are left, at least 1."""
         metadata = pod.metadata
         try:
-            budgets = await self._budgets_in(metadata.namespace)
+            budgets = await self._budgets.in_namespace(metadata.namespace)
             # From here to the request nothing else runs: what another drain evicts is counted.
             problem = self._problem(pod, budgets)
             if problem:
@@ -102,35 +85,6 @@ class PodEvictor:
             self._leaving.pop(metadata.uid, None)
             return _refused(error)
         return EvictionOutcome(EvictionAnswer.ACCEPTED)
-
-    async def _budgets_in(self, namespace: str) -> list[DisruptionBudget]:
-        """Return the budgets of a namespace, read now or `BUDGETS_SECONDS` ago at most. Raises ApiError."""
-        asked_seconds = self._clock.monotonic_seconds()
-        known = self._budgets.get(namespace)
-        if known is None:
-            self._forget_budgets(asked_seconds)
-            known = self._budgets[namespace] = _Budgets()
-        async with known.turn:
-            if known.error is not None and known.read_seconds >= asked_seconds:
-                # What was asked while this one waited: a server that hangs is not asked for each pod in turn.
-                raise known.error
-            if known.error is None and self._clock.monotonic_seconds() - known.read_seconds < BUDGETS_SECONDS:
-                return known.items
-            # A reading that is cancelled changes nothing: what is known may be too old, or nothing at all.
-            try:
-                page = await self._api.list_page(DISRUPTION_BUDGETS, namespace=namespace, limit=0)
-            except ApiError as error:
-                known.error, known.read_seconds = error, self._clock.monotonic_seconds()
-                raise
-            known.items, known.error, known.read_seconds = page.items, None, self._clock.monotonic_seconds()
-            return known.items
-
-    def _forget_budgets(self, now_seconds: float) -> None:
-        self._budgets = {
-            namespace: each
-            for namespace, each in self._budgets.items()
-            if each.turn.locked() or now_seconds - each.read_seconds < BUDGETS_SECONDS
-        }
 
     async def _ask(self, pod: PodObject, left_seconds: float) -> None:
         metadata = pod.metadata

@@ -1,7 +1,8 @@
 """Drains one Node: cordons it and evicts its pods until none is left (docs/spec/operator.md §7.3).
 
 The pods are those of the cache. That none is left is confirmed by the API server, because a cache may lag. A budget is
-never bypassed before the deadline, and after it only with --drain-force.
+never bypassed before the deadline, and after it only with --drain-force. A voluntary drain ends before its deadline if
+evictions are refused until then: the machine stays, and its pods run on.
 """
 
 import asyncio
@@ -37,11 +38,16 @@ CORDON_RETRY_SECONDS_MAX: Final = 30.0
 #: A voluntary drain that is forbidden for so long is given up. An API server that was restarted refuses everybody until
 #: it has read its roles; a right that is missing stays so.
 FORBIDDEN_SECONDS: Final = 60.0
+#: A voluntary drain whose evictions are refused is given up if none was accepted for this share of its grace.
+PATIENCE_SHARE: Final = 0.5
+#: It is given up as well when this share of its grace is left: at the end of it the shard takes the machine.
+LAST_SHARE: Final = 0.1
 _FORCED_ATTEMPTS: Final = 3
 _FORCED_RETRY_SECONDS: Final = 1.0
 #: A drain that is past its deadline may ask the API server once more, for so long.
 _LAST_QUESTION_SECONDS: Final = 10.0
 REASON_RECLAIM: Final = "reclaim"
+_GOING: Final = (EvictionAnswer.ACCEPTED, EvictionAnswer.GONE)
 
 
 @dataclass(slots=True)
@@ -63,6 +69,10 @@ class ActiveDrain:
     first_pods: frozenset[str] | None = None
     #: When each pod may be asked for again, by UID.
     ask_again_seconds: dict[str, float] = field(default_factory=dict)
+    #: How the API server last refused to evict a pod, by UID; without those whose eviction it accepted later.
+    refusals: dict[str, str] = field(default_factory=dict)
+    #: When an eviction was last accepted, or the drain began to ask for evictions.
+    progress_seconds: float | None = None
     result: DrainResult | None = None
     was_forced: bool = False
     task: asyncio.Task[None] | None = None
@@ -154,6 +164,8 @@ class NodeDrain:
 
     async def evict(self) -> None:
         """Evict the Node's pods until none is left, or the deadline has come."""
+        if self._drain.progress_seconds is None:
+            self._drain.progress_seconds = self._clock.monotonic_seconds()
         while True:
             self._check_node()
             left_seconds = self._left_seconds()
@@ -166,6 +178,8 @@ class NodeDrain:
                 if left_seconds <= 0 and problem:
                     text = f"which pods are left on Node {self._drain.node_name} is unknown: {problem}"
                     raise DrainEnded(DrainOutcome.GRACE_EXPIRED, text)
+            if self._drain.is_voluntary:
+                self._check_refusals(pods)
             if left_seconds <= 0:
                 await self._expire(pods)
                 continue
@@ -236,6 +250,11 @@ class NodeDrain:
                 outcome = await self._tools.evictor.evict(pod, min(left_seconds, self._left_seconds()))
             self._tools.on_eviction(outcome.answer)
             again[pod.metadata.uid] = self._clock.monotonic_seconds() + outcome.retry_in_seconds
+            if outcome.answer in _GOING:
+                self._drain.refusals.pop(pod.metadata.uid, None)
+                self._drain.progress_seconds = self._clock.monotonic_seconds()
+            else:
+                self._drain.refusals[pod.metadata.uid] = outcome.text
             if outcome.answer is not EvictionAnswer.ACCEPTED:
                 log.debug("drain.eviction_refused", pod=_name(pod), answer=outcome.answer.value, error=outcome.text)
             return outcome
@@ -246,6 +265,22 @@ class NodeDrain:
                 self._check_right(f"evict pod {_name(pod)}: {outcome.text}")
             else:
                 self._forbidden_since_seconds, self._forbidden_text = None, ""
+
+    def _check_refusals(self, pods: list[PodObject]) -> None:
+        """Give up a voluntary drain if pods may not be evicted and none is, or if its grace is nearly over.
+
+        A budget that is only busy lets a pod go from time to time.
+        """
+        refusals = self._drain.refusals
+        refused = [pod for pod in pods if not pod.is_terminating and pod.metadata.uid in refusals]
+        if not refused:
+            return
+        now_seconds = self._clock.monotonic_seconds()
+        grace_seconds = self._drain.record.deadline_seconds - self._drain.started_seconds
+        waited_seconds = now_seconds - (self._drain.progress_seconds or 0.0)
+        if waited_seconds >= grace_seconds * PATIENCE_SHARE or self._left_seconds() <= grace_seconds * LAST_SHARE:
+            text = f"{_left_text(refused)}; not evicted: {refusals[refused[0].metadata.uid]}"
+            raise DrainEnded(DrainOutcome.WOULD_NOT_FIT, text)
 
     def _check_right(self, text: str) -> None:
         """Note that a right is missing; give a voluntary drain up once it has been for longer than a server starts.
@@ -292,8 +327,7 @@ class NodeDrain:
                 return await self._tools.evictor.delete(pod)
 
         outcomes = await asyncio.gather(*(delete(pod) for pod in pods))
-        done = (EvictionAnswer.ACCEPTED, EvictionAnswer.GONE)
-        left = [(pod, o) for pod, o in zip(pods, outcomes, strict=True) if o.answer not in done]
+        left = [(pod, o) for pod, o in zip(pods, outcomes, strict=True) if o.answer not in _GOING]
         for pod, outcome in left:
             if outcome.answer is EvictionAnswer.FORBIDDEN:
                 raise DrainEnded(DrainOutcome.FAILED, f"delete pod {_name(pod)}: {outcome.text}")

@@ -1,13 +1,13 @@
 """Places pods on nodes by first fit, largest pods first: a pure forecast of whether they would find room.
 
-Requests against what is free, the pods limit, node selectors, required node affinity, taints, and rules about other
-pods. A pod that a voluntary drain must not evict has no place. Host ports, volumes that are bound to a node and
+Requests against what is free, the pods limit, host ports, node selectors, required node affinity, taints, and rules
+about other pods. A pod that a voluntary drain must not evict has no place. Volumes that are bound to a node and
 preferences are not read. It must never say that a pod fits where the scheduler would refuse it for a rule that is read
 here.
 """
 
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -17,9 +17,9 @@ from bigfleet.model.quantity import MILLI, QuantityError, parse_quantity
 from bigfleet.model.vector import format_vector
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
-from bigfleet.operator.kubernetes.scheduling_rules import admits, repelling_taint
+from bigfleet.operator.kubernetes.scheduling_rules import HostPort, admits, host_ports, repelling_taint, taken_port
 from bigfleet.operator.nodes.disruption import why_not_disrupted
-from bigfleet.operator.nodes.pod_index import PodKey
+from bigfleet.operator.nodes.pod_index import PodKey, PodsOnNode
 from bigfleet.operator.nodes.topology_rules import (
     Located,
     PodRules,
@@ -45,10 +45,12 @@ class NodeRoom:
     pods: int
     #: All of it, free or not.
     capacity: Mapping[str, int] = field(default_factory=dict)
+    #: Host ports that its pods take.
+    ports: set[HostPort] = field(default_factory=set)
 
     @classmethod
-    def of(cls, node: NodeObject, requested: Mapping[str, int], pods: int) -> "NodeRoom":
-        """Return a node's free resources beside `requested` by so many `pods`; 0 of what it does not declare."""
+    def of(cls, node: NodeObject, load: PodsOnNode) -> "NodeRoom":
+        """Return what a node's pods leave free; 0 of what it does not declare."""
         allocatable = {}
         for name, quantity in (node.status.allocatable or {}).items():
             try:
@@ -56,11 +58,16 @@ class NodeRoom:
             except QuantityError:
                 continue
         slots = allocatable.pop(_PODS, 0) // MILLI
-        free = {name: milli - requested.get(name, 0) for name, milli in allocatable.items()}
-        return cls(node, free, slots - pods, allocatable)
+        free = {name: milli - load.requested.get(name, 0) for name, milli in allocatable.items()}
+        return cls(node, free, slots - len(load.pods), allocatable, load.ports)
 
-    def take(self, requests: Mapping[str, int]) -> None:
+    def copy(self) -> "NodeRoom":
+        """Return the same room, from which others can be taken."""
+        return NodeRoom(self.node, dict(self.free), self.pods, self.capacity, set(self.ports))
+
+    def take(self, requests: Mapping[str, int], ports: Set[HostPort]) -> None:
         """Take the room of one pod."""
+        self.ports |= ports
         for name, milli in requests.items():
             self.free[name] = self.free.get(name, 0) - milli
         self.pods -= 1
@@ -107,6 +114,7 @@ class _Kind:
     """Pods that are alike to the scheduler."""
 
     requests: dict[str, int]
+    ports: Set[HostPort]
     rules: PodRules
     #: In order, without those that were found to be too small, or forbidden for good.
     rooms: list[NodeRoom]
@@ -173,7 +181,7 @@ class PodPlacer:
                 why = yield from self._why(pod, kind)
                 placement.unplaced = Unplaced(pod, why)
                 return placement
-            room.take(requests)
+            room.take(requests, kind.ports)
             self._note(pod, room.node)
             placement.assigned[key] = room.node.metadata.name
         return placement
@@ -219,11 +227,13 @@ class PodPlacer:
 
     def _kind_of(self, pod: PodObject, requests: dict[str, int]) -> Generator[None, None, _Kind]:
         spec = pod.spec
+        ports = host_ports(spec)
         text = msgspec.json.encode(
             (
                 pod.metadata.namespace,
                 sorted((pod.metadata.labels or {}).items()),
                 sorted(requests.items()),
+                sorted(ports),
                 spec.node_selector,
                 spec.affinity,
                 spec.tolerations,
@@ -240,7 +250,7 @@ class PodPlacer:
             rules = yield from PodRules.steps(pod, residents or (), self._anti_affine_groups, self._domains)
             for placed in self._placed:
                 rules.place(placed)
-            kind = self._kinds[text] = _Kind(requests, rules, list(self._rooms))
+            kind = self._kinds[text] = _Kind(requests, ports, rules, list(self._rooms))
         return kind
 
     def _note(self, pod: PodObject, node: NodeObject) -> None:
@@ -255,6 +265,9 @@ def _lasting_fault(room: NodeRoom, pod: PodObject, kind: _Kind) -> str | None:
     lacking = room.lacks(kind.requests)
     if lacking is not None:
         return f"too little {lacking}"
+    port = taken_port(kind.ports, room.ports)
+    if port is not None:
+        return f"host port {port} taken"
     if not admits(room.node, pod.spec):
         return "not selected by its node selector or affinity"
     taint = repelling_taint(room.node.spec.taints, pod.spec.tolerations)

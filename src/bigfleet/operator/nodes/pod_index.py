@@ -5,12 +5,13 @@ requests cannot be read counts as a pod without requests: the sums are used for 
 on a drain.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Final
 
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.pod_requests import requested_by
+from bigfleet.operator.kubernetes.scheduling_rules import HostPort, host_ports
 
 PodKey = tuple[str, str]
 
@@ -44,12 +45,24 @@ class PodsOnNode:
         self.requests: dict[PodKey, Mapping[str, int]] = {}
         #: Milli-units by resource, zero included.
         self.requested: dict[str, int] = {}
+        #: Of the pods that take any.
+        self._ports: dict[PodKey, Set[HostPort]] = {}
+
+    @property
+    def ports(self) -> set[HostPort]:
+        """The ports of the node that its pods take."""
+        return {port for ports in self._ports.values() for port in ports}
 
     def _put(self, pod: PodObject, requests: Mapping[str, int]) -> bool:
         """Store the pod; return whether sums or the number of pods changed."""
         key = pod.metadata.key
         former = self.requests.get(key)
         self.pods[key] = pod
+        ports = host_ports(pod.spec)
+        if ports:
+            self._ports[key] = ports
+        else:
+            self._ports.pop(key, None)
         if former is not None and (former is requests or former == requests):
             return False
         self.requests[key] = requests
@@ -62,9 +75,15 @@ class PodsOnNode:
     def _pop(self, key: PodKey) -> bool:
         if self.pods.pop(key, None) is None:
             return False
+        self._ports.pop(key, None)
         for name, milli in self.requests.pop(key).items():
             self.requested[name] -= milli
         return True
+
+
+def leaving_pods(node: PodsOnNode) -> list[PodObject]:
+    """Return the pods that a drain of a node which has not begun would evict."""
+    return [pod for pod in node.pods.values() if moves_in_a_drain(pod) and not pod.is_terminating]
 
 
 _EMPTY_NODE: Final = PodsOnNode()

@@ -17,6 +17,7 @@ from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.operator.kubernetes.objects import NodeObject, PodObject
 from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import RECLAIM_ANNOTATION
+from bigfleet.operator.kubernetes.scheduling_rules import host_ports, taken_port
 from bigfleet.operator.nodes.matching import NodeMatcher
 from bigfleet.operator.nodes.placement import NodeRoom, PlacedPods, PodPlacer, exhaust
 from bigfleet.operator.nodes.pod_index import PodKey, PodsByNode, moves_in_a_drain
@@ -177,8 +178,8 @@ class Preflight:
         if any(pod.metadata.uid not in known for pod in self._moving(forecast.node, is_begun=is_begun)):
             return True
         pods = {pod.metadata.key: pod for pod in (*(p.pod for p in forecast.redirected), *forecast.moving)}
-        wanted = [(target, requested_by(pods[key].spec)) for key, target in forecast.placement.assigned.items()]
-        targets = {target for target, _requests in wanted}
+        wanted = [(pods[key].spec, target) for key, target in forecast.placement.assigned.items()]
+        targets = {target for _spec, target in wanted}
         if not targets.isdisjoint({*leaving, name}):
             return True
         rooms: dict[str, NodeRoom] = {}
@@ -186,15 +187,15 @@ class Preflight:
             node = self._nodes.node(target)
             if node is None or not _takes_pods(node):
                 return True
-            load = self._pods.on(target)
-            rooms[target] = NodeRoom.of(node, load.requested, len(load.pods))
+            rooms[target] = NodeRoom.of(node, self._pods.on(target))
         for promise in self._all_but(forecast.redirected):
             if promise.target in rooms:
-                rooms[promise.target].take(promise.requests)
-        for target, requests in wanted:
-            if rooms[target].lacks(requests) is not None:
+                rooms[promise.target].take(promise.requests, host_ports(promise.pod.spec))
+        for spec, target in wanted:
+            room, requests, ports = rooms[target], requested_by(spec), host_ports(spec)
+            if room.lacks(requests) is not None or taken_port(ports, room.ports) is not None:
                 return True
-            rooms[target].take(requests)
+            room.take(requests, ports)
         return False
 
     def promised(self, machine_id: str) -> dict[PodKey, str]:
@@ -221,15 +222,14 @@ class Preflight:
         for position, name in enumerate(sorted(staying), 1):
             node = staying[name]
             if _takes_pods(node):
-                load = self._pods.on(name)
-                rooms[name] = NodeRoom.of(node, load.requested, len(load.pods))
+                rooms[name] = NodeRoom.of(node, self._pods.on(name))
             if position % _NODES_A_STEP == 0:
                 yield
         promised: list[Located] = []
         for promise in promises:
             room = rooms.get(promise.target)
             if room is not None:
-                room.take(promise.requests)
+                room.take(promise.requests, host_ports(promise.pod.spec))
                 promised.append((promise.pod, room.node))
         return rooms, staying, promised
 

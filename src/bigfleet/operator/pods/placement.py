@@ -20,11 +20,11 @@ from bigfleet.operator.kubernetes.objects import (
     PodSpec,
     TopologySpreadConstraint,
 )
-from bigfleet.operator.kubernetes.pod_requests import is_sidecar
 from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES
-from bigfleet.operator.kubernetes.scheduling_rules import selects, with_label_keys
+from bigfleet.operator.kubernetes.scheduling_rules import host_ports, selects, with_label_keys
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 from bigfleet.operator.pods.selectors import canonical_selector, selector_json
+from bigfleet.operator.requests import HOST_PORT_GROUP
 
 #: The schema of CapacityRequest allows no more of them.
 SPREADS_MAX: Final = 8
@@ -201,17 +201,11 @@ def _group_of(selector: LabelSelectorObject) -> str:
 
 def _host_ports(spec: PodSpec) -> Iterator[_Exclusion]:
     """Yield the exclusion of pods that want the same ports of a host."""
-    beside = [each for each in spec.init_containers or () if is_sidecar(each)]
-    ports = {
-        (port.protocol or "TCP", port.host_port)
-        for container in (*spec.containers, *beside)
-        for port in container.ports or ()
-        if port.host_port > 0
-    }
+    ports = {(port.protocol, port.port) for port in host_ports(spec)}
     if ports:
-        group = "hostPort " + ",".join(f"{protocol}/{port}" for protocol, port in sorted(ports))
+        group = HOST_PORT_GROUP + ",".join(f"{protocol}/{port}" for protocol, port in sorted(ports))
         if len(group) > GROUP_CHARACTERS_MAX:
-            group = f"hostPort sha256:{hashlib.sha256(group.encode()).hexdigest()}"
+            group = f"{HOST_PORT_GROUP}sha256:{hashlib.sha256(group.encode()).hexdigest()}"
         yield _Exclusion(group, 1, "spec.containers[].ports[].hostPort", InexpressibleReason.UNSUPPORTED_HOST_PORTS)
 
 

@@ -353,6 +353,19 @@ class Consults(Protocol):
         ...
 
 
+#: Returns the machines that have a host, as the state has them now; to be called on the loop's thread.
+HostsLookup: TypeAlias = Callable[[], Iterable[MachineView]]
+
+
+@runtime_checkable
+class ConsultsHosts(Protocol):
+    """A backend that looks for the hosts that the state has, also for those that its own inventory does not show."""
+
+    def consult_hosts(self, hosts: HostsLookup) -> None:
+        """Take the lookup; called once, before every other method."""
+        ...
+
+
 class Ready(Protocol):
     """Says whether a machine's node is Ready in its cluster, through the author's own eyes."""
 

@@ -323,7 +323,9 @@ class AwsBackend:
         # The kit mints an id once: before the first launch there is nothing to find.
         instance = None if is_first else await self._translated(self._operations.ask(op.id))
         if instance is None:
-            self.stockouts.check(machine)
+            if is_first:
+                # Later the instance may be there already: only the token says so.
+                self.stockouts.check(machine)
             instance = await self._launch(machine, op)
         if instance.state == PENDING:
             instance = await self._started(instance.id)

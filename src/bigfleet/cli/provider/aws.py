@@ -103,10 +103,10 @@ def aws(
     offered = _read(asked.offerings, process.provider)
     session = _connect(asked)
     runtime.configure_logging("provider", flags.log_level)
-    _check(session, asked, offered, process.provider)
+    account = _check(session, asked, offered, process.provider)
     serve(
         flags,
-        functools.partial(open_aws, asked=asked, session=session, offered=offered),
+        functools.partial(open_aws, asked=asked, session=session, offered=offered, account=account),
         name=NAME,
     )
 
@@ -203,15 +203,19 @@ def _connect(asked: AwsFlags) -> "AwsSession":
     return AwsSession(region=asked.region, endpoint_url=asked.endpoint_url)
 
 
-def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, ...]", provider: str) -> None:
-    """Ask AWS whether it would allow what is going to be done. Raises RunFault with a line for each refusal."""
+def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, ...]", provider: str) -> str:
+    """Ask AWS whether it would allow what is going to be done; return the account, "" while AWS does not answer.
+
+    Raises RunFault with a line for each refusal.
+    """
     from bigfleet.provider.backends.aws.boto import BotoStart
     from bigfleet.provider.backends.aws.launch import LaunchFault
     from bigfleet.provider.backends.aws.start_checks import check_start
 
+    calls = BotoStart(session)
     try:
         refusals = check_start(
-            BotoStart(session),
+            calls,
             offered,
             provider=provider,
             node_role=asked.node_role,
@@ -223,18 +227,35 @@ def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, 
         raise UsageFault(f"provider aws: {fault}") from fault
     if refusals:
         raise RunFault("\n".join(refusals))
+    return calls.account
+
+
+def _warn(asked: AwsFlags) -> None:
+    """Log what the flags leave unknown or unsafe."""
+    from bigfleet.provider.backends.aws.interruptions import UNKNOWN_PROBABILITY
+
+    if asked.advisor is None:
+        text = f"spot machines are declared with {UNKNOWN_PROBABILITY:g} an hour; --advisor says better"
+        _log.warning("aws.interruption_probability_unknown", advice=text)
+    if asked.reset != "replace-root":
+        text = "machines keep what their cluster left; let the shard release them at once (hold of 0)"
+        _log.warning("aws.reset_leaves_data", reset=asked.reset, advice=text)
 
 
 def open_aws(
-    process: "ProviderProcessSettings", asked: AwsFlags, session: "AwsSession", offered: "tuple[AwsOffering, ...]"
+    process: "ProviderProcessSettings",
+    asked: AwsFlags,
+    session: "AwsSession",
+    offered: "tuple[AwsOffering, ...]",
+    account: str = "",
 ) -> "Substrate":
-    """Return the backend over EC2."""
+    """Return the backend over EC2; `account` is that of the credentials, "" while AWS did not say it."""
     from bigfleet.cli.provider.substrate import Substrate
     from bigfleet.cli.runtime.system import SystemClock
     from bigfleet.provider.backends.aws.backend import AgentReady, AwsBackend, AwsSettings
     from bigfleet.provider.backends.aws.boto import BotoEc2, BotoObjects, BotoPrices, BotoQueue
     from bigfleet.provider.backends.aws.channel import Channel
-    from bigfleet.provider.backends.aws.interruptions import UNKNOWN_PROBABILITY, Interruptions
+    from bigfleet.provider.backends.aws.interruptions import Interruptions
     from bigfleet.provider.backends.aws.prices import AwsPrices
 
     assert process.state_path is not None, "only a fake may run without a state file"
@@ -246,12 +267,7 @@ def open_aws(
         region=asked.region,
         path=process.state_path.with_name(process.state_path.name + ".prices"),
     )
-    if asked.advisor is None:
-        text = f"spot machines are declared with {UNKNOWN_PROBABILITY:g} an hour; --advisor says better"
-        _log.warning("aws.interruption_probability_unknown", advice=text)
-    if asked.reset != "replace-root":
-        text = "machines keep what their cluster left; let the shard release them at once (hold of 0)"
-        _log.warning("aws.reset_leaves_data", reset=asked.reset, advice=text)
+    _warn(asked)
     backend = AwsBackend(
         ec2,
         Channel(
@@ -263,6 +279,8 @@ def open_aws(
             provider=process.provider,
             node_role=asked.node_role,
             user_data=asked.user_data,
+            account=account,
+            region=asked.region,
             reset=asked.reset,
             launches_per_second=asked.launches_per_second,
             poll_seconds=asked.poll_seconds,

@@ -28,6 +28,7 @@ from bigfleet.provider.backend import (
     Found,
     Host,
     HostsLookup,
+    Identifies,
     KindLimits,
     LateResult,
     Limits,
@@ -66,6 +67,7 @@ class Multiplex:
     feed: Callable[[Feed], Any]
     consult: Callable[[MachineLookup], None]
     consult_hosts: Callable[[HostsLookup], None]
+    identify: Callable[[Mapping[str, str]], Mapping[str, str]]
 
     def __init__(
         self, parts: Mapping[str, Backend], *, provider: str = "multiplex", limits: Limits | None = None
@@ -97,6 +99,8 @@ class Multiplex:
             self.consult = self._consult
         if any(isinstance(part, ConsultsHosts) for part in members):
             self.consult_hosts = self._consult_hosts
+        if any(isinstance(part, Identifies) for part in members):
+            self.identify = self._identify
 
     def _consult(self, lookup: MachineLookup) -> None:
         # A part that has several prefixes is one part.
@@ -112,6 +116,17 @@ class Multiplex:
     def _hosts_of(self, part: Backend, hosts: HostsLookup) -> list[MachineView]:
         prefixes = tuple(prefix for prefix, each in self._parts.items() if each is part)
         return [machine for machine in hosts() if machine.id.startswith(prefixes)]
+
+    def _identify(self, stored: Mapping[str, str]) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        seen: set[int] = set()
+        for prefix, part in self._parts.items():
+            # Keys begin with the first prefix of their part.
+            if isinstance(part, Identifies) and id(part) not in seen:
+                seen.add(id(part))
+                own = {key.removeprefix(prefix): each for key, each in stored.items() if key.startswith(prefix)}
+                found |= {prefix + key: each for key, each in part.identify(own).items()}
+        return found
 
     def _part(self, machine_id: str) -> Backend:
         for prefix, part in self._parts.items():

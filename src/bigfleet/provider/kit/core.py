@@ -179,6 +179,8 @@ class CapacityCore:
         With a loaded store it serves at once; with an empty one after the first complete inventory, see `loaded`.
         """
         await self._ledger.open()
+        if self._adapter.identifies is not None:
+            await self._ledger.store_identity(self._adapter.identifies.identify(self._ledger.identity))
         await self._reconciler.open()
         await self._restart.take_up_all()
         self.feed.bind(asyncio.get_running_loop())

@@ -21,6 +21,7 @@ from bigfleet.provider.backend import (
     ConsultsHosts,
     Deletes,
     Feeds,
+    Identifies,
     KindLimits,
     MachineView,
     MarksOutOfService,
@@ -49,6 +50,7 @@ _SIGNATURES = {
     "feed": ("feed",),
     "consult": ("lookup",),
     "consult_hosts": ("hosts",),
+    "identify": ("stored",),
     "ready": ("machine", "cluster", "op"),
 }
 _REQUIRED = ("inventory", "create", "configure", "drain")
@@ -126,6 +128,7 @@ class BackendAdapter:
         self.feeds: Feeds | None = backend if isinstance(backend, Feeds) else None
         self.consults: Consults | None = backend if isinstance(backend, Consults) else None
         self.consults_hosts: ConsultsHosts | None = backend if isinstance(backend, ConsultsHosts) else None
+        self.identifies: Identifies | None = backend if isinstance(backend, Identifies) else None
         self.admits: Admits | None = backend if isinstance(backend, Admits) else None
         #: HostRef.provider of every host.
         self.provider = provider or backend.provider

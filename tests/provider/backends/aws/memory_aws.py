@@ -83,6 +83,8 @@ class MemoryEc2:
     #: For so long after a removal DescribeInstances shows the tags as they were before.
     tag_lag_seconds: float = 0.0
     #: Until when, and the tags that are shown.
+    #: The account that calls have to wait for.
+    account_required: str = ""
     _former_tags: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
     _looks: Counter[str] = field(default_factory=Counter)
 
@@ -97,6 +99,9 @@ class MemoryEc2:
         if fault is not None and not fault.is_after:
             raise fault.error
         return fault
+
+    def require_account(self, account: str) -> None:
+        self.account_required = account
 
     async def run_instance(self, request: Mapping[str, Any]) -> Ec2Instance:
         fault = await self._begin("RunInstances")

@@ -92,6 +92,10 @@ class SpotPrice:
 class Ec2(Protocol):
     """The calls to EC2. Each raises AwsError."""
 
+    def require_account(self, account: str) -> None:
+        """Make no further call before AWS said that the credentials belong to this account."""
+        ...
+
     async def run_instance(self, request: Mapping[str, Any]) -> Ec2Instance:
         """RunInstances with these parameters, for one instance. A known ClientToken returns the first instance."""
         ...

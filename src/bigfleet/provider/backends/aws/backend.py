@@ -6,7 +6,7 @@ write the state, and never terminate an instance that no call named.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -52,6 +52,7 @@ from bigfleet.provider.backends.aws.errors import (
     raised,
     text_of,
 )
+from bigfleet.provider.backends.aws.identity import ACCOUNT, checked_identity
 from bigfleet.provider.backends.aws.instance_finder import InstanceFinder
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.inventory import (
@@ -111,6 +112,9 @@ class AwsSettings:
     node_role: str
     #: The agent, as a script.
     user_data: str
+    #: Of the credentials at the start, "" while AWS did not say it.
+    account: str = ""
+    region: str = ""
     reset: str = REPLACE_ROOT
     launches_per_second: float = LAUNCHES_PER_SECOND
     launches_burst: int = LAUNCHES_BURST
@@ -190,6 +194,13 @@ class AwsBackend:
     def consult_hosts(self, hosts: HostsLookup) -> None:
         """Take what returns the machines that have a host."""
         self._finder.consult_hosts(hosts)
+
+    def identify(self, stored: Mapping[str, str]) -> Mapping[str, str]:
+        """Return account and region, for the state to store. Raises StartRefused for a state of others."""
+        identity = checked_identity(stored, account=self.settings.account, region=self.settings.region)
+        if not self.settings.account:
+            self._ec2.require_account(identity.get(ACCOUNT, ""))
+        return identity
 
     def set_offerings(self, offerings: Sequence[AwsOffering]) -> None:
         """Replace the offerings, from the next inventory and Create on."""

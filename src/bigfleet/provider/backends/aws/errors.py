@@ -42,9 +42,12 @@ _WITHOUT_CREDENTIALS: Final = frozenset(
         "UnauthorizedSSOTokenError",
     }
 )
+#: Of our own: the credentials are of another account than the machines.
+OTHER_ACCOUNT: Final = "OtherAccount"
 _TRANSIENT: Final = frozenset(
     {
         CONNECTION,
+        OTHER_ACCOUNT,
         "RequestLimitExceeded",
         "RequestThrottled",
         "RequestThrottledException",

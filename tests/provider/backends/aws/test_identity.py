@@ -1,12 +1,12 @@
 """A state file belongs to one account and region: with others its hosts would look lost."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import Backend
+from bigfleet.provider.backends.aws.identity import Place
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.backends.multiplex import Multiplex
 from bigfleet.provider.kit.core import CapacityCore
@@ -20,7 +20,7 @@ from tests.provider.backends.aws.memory_aws import MACHINE, MemoryEc2, make_back
 from tests.provider.harness import make_core, started
 
 pytestmark = pytest.mark.virtual_time
-HERE: dict[str, Any] = {"account": "111111111111", "region": "us-east-1"}
+HERE = {"account": "111111111111", "region": "us-east-1"}
 STORED = {"aws.account": "111111111111", "aws.region": "us-east-1"}
 OPTIONS = CoreOptions(is_inline=True, reconcile_interval_seconds=10.0, failed_hold_seconds=100.0)
 
@@ -30,9 +30,9 @@ def ec2() -> MemoryEc2:
     return MemoryEc2(LoopClock())
 
 
-def opened(folder: Path, ec2: MemoryEc2, *, state: str = "s.db", **place: Any) -> CapacityCore:
+def opened(folder: Path, ec2: MemoryEc2, *, state: str = "s.db", **place: str) -> CapacityCore:
     store = SqliteProviderStore(folder / state, is_power_safe=False)
-    return make_core(make_backend(folder, ec2, **place), store=store, options=OPTIONS)
+    return make_core(make_backend(folder, ec2, place=Place(**place)), store=store, options=OPTIONS)
 
 
 def stored(folder: Path, state: str = "s.db") -> dict[str, str]:
@@ -103,14 +103,16 @@ async def test_a_backup_has_the_account_and_region(tmp_path: Path, ec2: MemoryEc
 
 
 async def test_a_store_that_takes_no_commit_ends_a_start_that_has_to_store_them(tmp_path: Path, ec2: MemoryEc2) -> None:
-    core = make_core(make_backend(tmp_path, ec2, **HERE), store=MemoryStore(is_failing=True), options=OPTIONS)
+    core = make_core(
+        make_backend(tmp_path, ec2, place=Place(**HERE)), store=MemoryStore(is_failing=True), options=OPTIONS
+    )
     with pytest.raises(StartRefused, match="the state takes no commit"):
         await core.start()
     await core.stop()
 
 
 async def test_the_parts_of_a_multiplex_store_their_places_apart(tmp_path: Path, ec2: MemoryEc2) -> None:
-    parts: dict[str, Backend] = {"aws/": make_backend(tmp_path, ec2, **HERE), "fake-": FakeBackend(1)}
+    parts: dict[str, Backend] = {"aws/": make_backend(tmp_path, ec2, place=Place(**HERE)), "fake-": FakeBackend(1)}
     multiplex = Multiplex(parts)
     found = multiplex.identify({})
     assert {key: found[key] for key in found if key.endswith(("account", "region"))} == {

@@ -7,7 +7,7 @@ write the state, and never terminate an instance that no call named.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -52,7 +52,7 @@ from bigfleet.provider.backends.aws.errors import (
     raised,
     text_of,
 )
-from bigfleet.provider.backends.aws.identity import ACCOUNT, checked_identity
+from bigfleet.provider.backends.aws.identity import ACCOUNT, OWNER, Place, checked_identity
 from bigfleet.provider.backends.aws.instance_finder import InstanceFinder
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.inventory import (
@@ -69,6 +69,7 @@ from bigfleet.provider.backends.aws.launch import (
     TAG_DRAIN,
     TAG_FORMER_CLUSTER,
     TAG_MACHINE,
+    TAG_OWNER,
     TAG_PROVIDER,
     LaunchFault,
     run_request,
@@ -112,9 +113,7 @@ class AwsSettings:
     node_role: str
     #: The agent, as a script.
     user_data: str
-    #: Of the credentials at the start, "" while AWS did not say it.
-    account: str = ""
-    region: str = ""
+    place: Place = field(default_factory=Place)
     reset: str = REPLACE_ROOT
     launches_per_second: float = LAUNCHES_PER_SECOND
     launches_burst: int = LAUNCHES_BURST
@@ -196,9 +195,10 @@ class AwsBackend:
         self._finder.consult_hosts(hosts)
 
     def identify(self, stored: Mapping[str, str]) -> Mapping[str, str]:
-        """Return account and region, for the state to store. Raises StartRefused for a state of others."""
-        identity = checked_identity(stored, account=self.settings.account, region=self.settings.region)
-        if not self.settings.account:
+        """Return account, region and owner, for the state to store. Raises StartRefused for a state of others."""
+        identity = checked_identity(stored, self.settings.place)
+        self._finder.owner = identity.get(OWNER, "")
+        if not self.settings.place.account:
             self._ec2.require_account(identity.get(ACCOUNT, ""))
         return identity
 
@@ -358,6 +358,7 @@ class AwsBackend:
                 settings=offering.settings,
                 node_role=self.settings.node_role,
                 user_data=self.settings.user_data,
+                owner=self._finder.owner,
             )
         except LaunchFault as fault:
             raise AwsRefused(f"{fault}; nothing was launched") from fault
@@ -499,14 +500,25 @@ class AwsBackend:
         if instance is None or instance.state != RUNNING:
             state = "not there" if instance is None else instance.state
             raise AwsRefused(f"{machine.host.ref} is {state}")
+        self._check_owner(instance)
         return self._finder.as_host(instance, machine)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
     async def delete(self, machine: MachineView, op: Op) -> None:
         """Terminate the instance; EC2 takes nothing back that it accepted."""
-        if machine.host.ref:
-            await self._end(machine.host.ref)
+        ref = machine.host.ref
+        if ref:
+            instance = self._seen.get(ref) or await self._translated(self._instances.ask(ref))
+            if instance is not None:
+                self._check_owner(instance)
+            await self._end(ref)
+
+    def _check_owner(self, instance: Ec2Instance) -> None:
+        if self._finder.is_foreign(instance):
+            raise AwsRefused(
+                f"{instance.id} belongs to the provider of another state file: its tag {TAG_OWNER} says so"
+            )
 
     async def compensate(self, machine: MachineView, late: LateResult) -> None:
         """Terminate an instance that came after its Create had failed."""
@@ -532,6 +544,7 @@ class AwsBackend:
         instance = await self._translated(self._finder.orphan(orphan) if orphan else self._finder.host_of(machine))
         if instance is None:
             return Found(kind=FoundKind.NO_HOST)
+        self._check_owner(instance)
         host = Host(ref=instance.id, node_name=instance.private_dns)
         # Without its tags nothing says that it is in no cluster.
         has_tags = TAG_PROVIDER in instance.tags

@@ -19,7 +19,7 @@ from bigfleet.provider.backends.aws.inventory import (
     is_known_orphan,
     orphan_instance,
 )
-from bigfleet.provider.backends.aws.launch import NAME, TAG_CLUSTER, TAG_MACHINE, TAG_OPERATION, TAG_PROVIDER
+from bigfleet.provider.backends.aws.launch import NAME, TAG_CLUSTER, TAG_MACHINE, TAG_OPERATION, TAG_OWNER, TAG_PROVIDER
 from bigfleet.provider.backends.aws.removed_tags import RemovedTags
 from bigfleet.provider.operations.dispatch import TokenBucket
 
@@ -27,6 +27,8 @@ _log = structlog.get_logger("bigfleet.provider.backends.aws.instance_finder")
 
 #: Instances whose tags are written again in one pass of the inventory.
 RESTORED_MAX: Final = 20
+#: Instances of another provider that a log line names.
+_LISTED_MAX: Final = 5
 #: States in which no operation changes tags.
 _RESTING: Final = frozenset({MachineState.IDLE, MachineState.CONFIGURED, MachineState.FAILED})
 _ADVICE: Final = (
@@ -43,10 +45,14 @@ class InstanceFinder:
         self._describes = describes
         self._removed = removed
         self._provider = provider
+        #: Id of the state file, "" for none.
+        self.owner = ""
         self._lookup: MachineLookup = lambda _machine_id: None
         self._hosts: HostsLookup = tuple
         #: Instances whose tags are not as they were written, and are logged.
         self._changed: set[str] = set()
+        #: Owners of foreign instances that are logged.
+        self._owners: set[str] = set()
 
     def consult(self, lookup: MachineLookup) -> None:
         """Take what returns the state's view of a machine."""
@@ -55,6 +61,10 @@ class InstanceFinder:
     def consult_hosts(self, hosts: HostsLookup) -> None:
         """Take what returns the machines that have a host."""
         self._hosts = hosts
+
+    def is_foreign(self, instance: Ec2Instance) -> bool:
+        """Return whether the provider of another state file launched an instance."""
+        return bool(self.owner) and instance.tags.get(TAG_OWNER, self.owner) != self.owner
 
     async def described(self, filters: Mapping[str, Sequence[str]]) -> list[Ec2Instance]:
         """Return the instances that match every filter. Raises AwsError."""
@@ -73,7 +83,8 @@ class InstanceFinder:
     async def all(self) -> list[Ec2Instance]:
         """Return every instance of this provider, and every one that the state has as a host.
 
-        A host has the tags of its machine, whatever EC2 shows. Raises AwsError.
+        A host has the tags of its machine, whatever EC2 shows. Instances of another state file that are no hosts are
+        left out, and logged once. Raises AwsError.
         """
         found = {each.id: each for each in await self.described({f"tag:{TAG_PROVIDER}": [self._provider]})}
         hosts = self._hosts_by_instance()
@@ -89,7 +100,26 @@ class InstanceFinder:
             if shown.tags != instance.tags:
                 changed.append((instance, machine, shown))
         await self._restore(changed)
-        return list(found.values())
+        foreign = [each for each in found.values() if self.is_foreign(each) and not each.is_ending]
+        self._log_foreign(foreign)
+        return [each for each in found.values() if each.id in hosts or not self.is_foreign(each)]
+
+    def _log_foreign(self, foreign: Iterable[Ec2Instance]) -> None:
+        by_owner: dict[str, list[str]] = {}
+        for instance in foreign:
+            by_owner.setdefault(instance.tags[TAG_OWNER], []).append(instance.id)
+        for owner, ids in by_owner.items():
+            if owner not in self._owners:
+                self._owners.add(owner)
+                _log.error(
+                    "aws.instances_of_another_provider",
+                    owner=owner,
+                    count=len(ids),
+                    instances=sorted(ids)[:_LISTED_MAX],
+                    advice=f"another provider of the name {self._provider} runs in this account and region; give each "
+                    "its own --provider name. If it is this one, and its state file was lost: start it with a new "
+                    f"state file and --owner {owner}",
+                )
 
     def _hosts_by_instance(self) -> dict[str, MachineView]:
         hosts: dict[str, MachineView] = {}
@@ -109,6 +139,8 @@ class InstanceFinder:
             tags |= {TAG_MACHINE: machine.id}
         if TAG_PROVIDER not in instance.tags:
             tags |= {NAME: machine.id}
+            if self.owner:
+                tags |= {TAG_OWNER: instance.tags.get(TAG_OWNER, self.owner)}
             if machine.cluster and TAG_CLUSTER not in instance.tags:
                 tags |= {TAG_CLUSTER: machine.cluster}
         return replace(instance, tags={**instance.tags, **tags})
@@ -149,7 +181,8 @@ class InstanceFinder:
             if instance is not None and not instance.is_ending:
                 return instance
         found = await self.described({f"tag:{TAG_MACHINE}": [machine.id]})
-        free = [each for each in found if not is_known_orphan(each, self._provider, self._lookup)]
+        own = (each for each in found if not self.is_foreign(each))
+        free = [each for each in own if not is_known_orphan(each, self._provider, self._lookup)]
         return instance_of(machine.id, free, self._lookup(machine.id))
 
     async def orphan(self, instance_id: str) -> Ec2Instance | None:

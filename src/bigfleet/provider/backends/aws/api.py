@@ -21,6 +21,7 @@ RUNNING: Final = "running"
 STOPPED: Final = "stopped"
 #: Nothing comes back from these.
 ENDING: Final = frozenset({"shutting-down", "terminated"})
+_STOPPED: Final = frozenset({"stopping", STOPPED})
 
 
 class AwsError(Exception):
@@ -67,6 +68,11 @@ class Ec2Instance:
     def is_ending(self) -> bool:
         """Whether it is terminated or about to be."""
         return self.state in ENDING
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped, or is about to be: it has a disk and runs nothing."""
+        return self.state in _STOPPED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

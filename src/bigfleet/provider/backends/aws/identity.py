@@ -43,8 +43,8 @@ def checked_identity(stored: Mapping[str, str], place: Place) -> dict[str, str]:
     former_owner = stored.get(OWNER, "")
     if place.owner and former_owner not in ("", place.owner):
         raise StartRefused(
-            f"--owner: the instances of this state file have the owner {former_owner}, not {place.owner}; leave --owner "
-            "out, or name a new file with --state"
+            f"--owner: the instances of this state file have the owner {former_owner}, not {place.owner}; leave "
+            "--owner out, or name a new file with --state"
         )
     taken = former_owner or place.owner or place.new_owner
     return {**stored, **known, **({OWNER: taken} if taken else {})}

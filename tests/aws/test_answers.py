@@ -61,7 +61,7 @@ def session() -> AwsSession:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
         session = AwsSession(region=REGION)
-        for service in ("ec2", "pricing", "s3", "sqs"):
+        for service in ("ec2", "pricing", "s3", "sqs", "sts"):
             session.client(service)
         return session
 
@@ -75,6 +75,21 @@ def stubbed(session: AwsSession) -> Iterator[Stub]:
 
 def instance(number: int, **more: Any) -> dict[str, Any]:
     return {"InstanceId": f"i-{number:017x}", "State": {"Code": 16, "Name": "running"}, **more}
+
+
+async def test_no_call_to_ec2_is_made_before_the_account_is_the_one_of_the_machines(
+    session: AwsSession, stubbed: Stub
+) -> None:
+    ec2, instances, who = BotoEc2(session), stubbed("ec2"), stubbed("sts")
+    ec2.require_account("111111111111")
+    for account in ("222222222222", "111111111111"):
+        who.add_response("get_caller_identity", {"Account": account, "Arn": f"arn:aws:iam::{account}:user/a"})
+    with pytest.raises(AwsError, match="the credentials are of account 222222222222, and the machines of account 1111"):
+        await ec2.terminate(["i-1"])
+    for _ in range(2):
+        instances.add_response("terminate_instances", {}, {"InstanceIds": ["i-1"]})
+        await ec2.terminate(["i-1"])
+    who.assert_no_pending_responses()
 
 
 async def test_all_pages_of_instances_are_read(session: AwsSession, stubbed: Stub) -> None:

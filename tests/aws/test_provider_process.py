@@ -97,6 +97,26 @@ def test_a_machine_goes_all_the_way_and_no_data_stays_in_the_bucket(shim: ShimCl
     assert shim.live() == []
 
 
+def test_a_state_of_another_region_ends_the_start_with_one_line(shim: ShimClient, tmp_path: Path) -> None:
+    shim.bucket()
+    provider = Provider(shim, tmp_path, f"127.0.0.1:{free_port()}")
+    with provider.served():
+        pass
+    # The shim has zones of one region.
+    offering = {key: value for key, value in shim.offering().items() if key != "subnet"}
+    more = flags(shim, tmp_path, offering)
+    done = run_bigfleet("provider", "aws", *more, "--region=us-west-2", f"--state={provider.state}")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("{")]
+    assert (done.returncode, lines) == (
+        1,
+        [
+            "bigfleet: --state: the machines of this file are in account 123456789012, region us-east-1, and the "
+            "provider was started for account 123456789012, region us-west-2; start it with the credentials "
+            "and the --region of the file, or name another file"
+        ],
+    )
+
+
 #: The calls of each verb in their order, with the number of calls of that name that pass first.
 CALLS = {
     "create": [("ec2:RunInstances", 0), ("ec2:DescribeInstances", 0)],

@@ -3,7 +3,7 @@
 import pytest
 
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Consults, MachineLookup
+from bigfleet.provider.backend import Consults, ConsultsHosts, HostsLookup, MachineLookup
 from bigfleet.provider.backends.fake import FakeBackend
 from bigfleet.provider.backends.multiplex import Multiplex
 from tests.provider.harness import SLOT, bring_to, make_core, settle, started
@@ -74,3 +74,33 @@ def test_a_consult_that_cannot_be_called_is_refused_at_the_start() -> None:
 
     with pytest.raises(TypeError, match=r"Wrong\.consult must be callable as consult\(self, lookup\)"):
         make_core(Wrong(1))
+
+
+class WithHosts(FakeBackend):
+    """A fake that retains what returns the hosts of the state."""
+
+    host_lookup: HostsLookup
+
+    def consult_hosts(self, hosts: HostsLookup) -> None:
+        self.host_lookup = hosts
+
+
+@pytest.mark.virtual_time
+async def test_the_hosts_of_the_state_are_shown_as_they_are_now() -> None:
+    backend = WithHosts(2)
+    core = make_core(backend)
+    assert list(backend.host_lookup()) == []
+    await started(core)
+    assert list(backend.host_lookup()) == []
+    await bring_to(core, MachineState.IDLE)
+    assert list(backend.host_lookup()) == [(await core.get(SLOT)).machine]
+
+
+@pytest.mark.virtual_time
+async def test_a_part_of_a_multiplex_is_shown_its_own_hosts() -> None:
+    part, other = WithHosts(2), WithHosts(0)
+    core = await started(make_core(Multiplex({"fake-": part, "other-": other})))
+    await bring_to(core, MachineState.IDLE)
+    assert [machine.id for machine in part.host_lookup()] == [SLOT]
+    assert list(other.host_lookup()) == []
+    assert not isinstance(Multiplex({"a-": FakeBackend(0)}), ConsultsHosts)

@@ -353,6 +353,32 @@ class Consults(Protocol):
         ...
 
 
+#: Returns the machines that have a host, as the state has them now; to be called on the loop's thread.
+HostsLookup: TypeAlias = Callable[[], Iterable[MachineView]]
+
+
+@runtime_checkable
+class ConsultsHosts(Protocol):
+    """A backend that looks for the hosts that the state has, also for those that its own inventory does not show."""
+
+    def consult_hosts(self, hosts: HostsLookup) -> None:
+        """Take the lookup; called once, before every other method."""
+        ...
+
+
+@runtime_checkable
+class Identifies(Protocol):
+    """A backend whose hosts are in one place, such as an account: with another one, all of them would look lost."""
+
+    def identify(self, stored: Mapping[str, str]) -> Mapping[str, str]:
+        """Return what the state stores about the place; `stored` is what it has, empty at the first start.
+
+        Plain and in memory; called once, after the state was loaded and before anything is asked of the backend. Raises
+        StartRefused if the state belongs to another place.
+        """
+        ...
+
+
 class Ready(Protocol):
     """Says whether a machine's node is Ready in its cluster, through the author's own eyes."""
 

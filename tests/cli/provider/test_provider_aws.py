@@ -47,6 +47,7 @@ RIGHT = {
         ({"--endpoint-url": "http://[host]:5000"}, "--endpoint-url: 'http://[host]:5000' is not a URL"),
         ({"--endpoint-url": "http://a:65536"}, "--endpoint-url: 'http://a:65536' is not a URL"),
         ({"--advisor": "offerings.json"}, "--advisor offerings.json: not the Spot Instance Advisor's data"),
+        ({"--owner": "a b"}, "--owner: 'a b' is not an owner id; take it from the tag bigfleet:owner of an instance"),
         ({"--addr": "here"}, "--addr: 'here' is not an address"),
     ],
 )

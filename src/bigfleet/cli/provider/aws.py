@@ -34,6 +34,7 @@ _REGION: Final = re.compile(r"[a-z]{2}(-[a-z]+)+-[0-9]+")
 _URL: Final = re.compile(
     r"https?://([A-Za-z0-9._-]+|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(:(?P<port>[0-9]{1,5}))?(/[A-Za-z0-9._/-]*)?"
 )
+_OWNER: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _PORT_MAX: Final = 65_535
 
 
@@ -53,6 +54,8 @@ class AwsFlags:
     launches_per_second: float
     poll_seconds: float
     user_data: str
+    #: Id of a lost state file whose instances are taken over, "" for none.
+    owner: str
 
 
 @provider_command(without=("use_fake_backend", "seed_count", "offerings"))
@@ -82,6 +85,9 @@ def aws(
     poll_interval: Annotated[
         str, typer.Option(help="Time between checks of starting instances and of their agents' answers.")
     ] = "5s",
+    owner: Annotated[
+        str, typer.Option(metavar="ID", help="Owner id of a lost state file whose instances a new one takes over.")
+    ] = "",
     endpoint_url: Annotated[
         str | None, typer.Option(metavar="URL", help="Address of every AWS service, for VPC endpoints and tests.")
     ] = None,
@@ -98,15 +104,16 @@ def aws(
         launch_rate=launch_rate,
         poll_interval=poll_interval,
         endpoint_url=endpoint_url,
+        owner=owner,
     )
     process, _options = flags.process(name=NAME, may_forget=False), flags.options()
     offered = _read(asked.offerings, process.provider)
     session = _connect(asked)
     runtime.configure_logging("provider", flags.log_level)
-    _check(session, asked, offered, process.provider)
+    account = _check(session, asked, offered, process.provider)
     serve(
         flags,
-        functools.partial(open_aws, asked=asked, session=session, offered=offered),
+        functools.partial(open_aws, asked=asked, session=session, offered=offered, account=account),
         name=NAME,
     )
 
@@ -123,6 +130,7 @@ def _asked(
     launch_rate: float,
     poll_interval: str,
     endpoint_url: str | None,
+    owner: str,
 ) -> AwsFlags:
     """Return what was asked. Raises UsageFault naming the flag."""
     from bigfleet.provider.backends.aws.agent import BucketFault, bucket_url, read_bucket, render_agent
@@ -143,6 +151,8 @@ def _asked(
     for flag, url in (("--endpoint-url", endpoint_url), ("--interruption-queue", interruption_queue)):
         if url and not _is_url(url):
             raise UsageFault(f"{flag}: {url!r} is not a URL; write http:// or https:// and a host")
+    if owner and not _OWNER.fullmatch(owner):
+        raise UsageFault(f"--owner: {owner!r} is not an owner id; take it from the tag bigfleet:owner of an instance")
     poll_seconds = parse_positive_duration_seconds(poll_interval, "--poll-interval")
     try:
         bucket, prefix = read_bucket(bootstrap)
@@ -166,6 +176,7 @@ def _asked(
         launches_per_second=launch_rate,
         poll_seconds=poll_seconds,
         user_data=render_agent(url, region=region, interval_seconds=poll_seconds),
+        owner=owner,
     )
 
 
@@ -203,15 +214,19 @@ def _connect(asked: AwsFlags) -> "AwsSession":
     return AwsSession(region=asked.region, endpoint_url=asked.endpoint_url)
 
 
-def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, ...]", provider: str) -> None:
-    """Ask AWS whether it would allow what is going to be done. Raises RunFault with a line for each refusal."""
+def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, ...]", provider: str) -> str:
+    """Ask AWS whether it would allow what is going to be done; return the account, "" while AWS does not answer.
+
+    Raises RunFault with a line for each refusal.
+    """
     from bigfleet.provider.backends.aws.boto import BotoStart
     from bigfleet.provider.backends.aws.launch import LaunchFault
     from bigfleet.provider.backends.aws.start_checks import check_start
 
+    calls = BotoStart(session)
     try:
         refusals = check_start(
-            BotoStart(session),
+            calls,
             offered,
             provider=provider,
             node_role=asked.node_role,
@@ -223,18 +238,37 @@ def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, 
         raise UsageFault(f"provider aws: {fault}") from fault
     if refusals:
         raise RunFault(*refusals)
+        raise RunFault("\n".join(refusals))
+    return calls.account
+
+
+def _warn(asked: AwsFlags) -> None:
+    """Log what the flags leave unknown or unsafe."""
+    from bigfleet.provider.backends.aws.interruptions import UNKNOWN_PROBABILITY
+
+    if asked.advisor is None:
+        text = f"spot machines are declared with {UNKNOWN_PROBABILITY:g} an hour; --advisor says better"
+        _log.warning("aws.interruption_probability_unknown", advice=text)
+    if asked.reset != "replace-root":
+        text = "machines keep what their cluster left; let the shard release them at once (hold of 0)"
+        _log.warning("aws.reset_leaves_data", reset=asked.reset, advice=text)
 
 
 def open_aws(
-    process: "ProviderProcessSettings", asked: AwsFlags, session: "AwsSession", offered: "tuple[AwsOffering, ...]"
+    process: "ProviderProcessSettings",
+    asked: AwsFlags,
+    session: "AwsSession",
+    offered: "tuple[AwsOffering, ...]",
+    account: str = "",
 ) -> "Substrate":
-    """Return the backend over EC2."""
+    """Return the backend over EC2; `account` is that of the credentials, "" while AWS did not say it."""
     from bigfleet.cli.provider.substrate import Substrate
-    from bigfleet.cli.runtime.system import SystemClock
+    from bigfleet.cli.runtime.system import SystemClock, SystemIds
     from bigfleet.provider.backends.aws.backend import AgentReady, AwsBackend, AwsSettings
     from bigfleet.provider.backends.aws.boto import BotoEc2, BotoObjects, BotoPrices, BotoQueue
     from bigfleet.provider.backends.aws.channel import Channel
-    from bigfleet.provider.backends.aws.interruptions import UNKNOWN_PROBABILITY, Interruptions
+    from bigfleet.provider.backends.aws.identity import Place
+    from bigfleet.provider.backends.aws.interruptions import Interruptions
     from bigfleet.provider.backends.aws.prices import AwsPrices
 
     assert process.state_path is not None, "only a fake may run without a state file"
@@ -246,12 +280,7 @@ def open_aws(
         region=asked.region,
         path=process.state_path.with_name(process.state_path.name + ".prices"),
     )
-    if asked.advisor is None:
-        text = f"spot machines are declared with {UNKNOWN_PROBABILITY:g} an hour; --advisor says better"
-        _log.warning("aws.interruption_probability_unknown", advice=text)
-    if asked.reset != "replace-root":
-        text = "machines keep what their cluster left; let the shard release them at once (hold of 0)"
-        _log.warning("aws.reset_leaves_data", reset=asked.reset, advice=text)
+    _warn(asked)
     backend = AwsBackend(
         ec2,
         Channel(
@@ -263,6 +292,7 @@ def open_aws(
             provider=process.provider,
             node_role=asked.node_role,
             user_data=asked.user_data,
+            place=Place(account=account, region=asked.region, owner=asked.owner, new_owner=SystemIds().new_id()),
             reset=asked.reset,
             launches_per_second=asked.launches_per_second,
             poll_seconds=asked.poll_seconds,

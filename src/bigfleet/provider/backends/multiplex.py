@@ -5,6 +5,7 @@ they are. A fact outside its part's prefix is never accepted.
 """
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,11 +21,14 @@ from bigfleet.provider.backend import (
     Backend,
     Compensates,
     Consults,
+    ConsultsHosts,
     Deletes,
     Feed,
     Feeds,
     Found,
     Host,
+    HostsLookup,
+    Identifies,
     KindLimits,
     LateResult,
     Limits,
@@ -62,6 +66,8 @@ class Multiplex:
     settle: Callable[[MachineView, MachineState], Admission]
     feed: Callable[[Feed], Any]
     consult: Callable[[MachineLookup], None]
+    consult_hosts: Callable[[HostsLookup], None]
+    identify: Callable[[Mapping[str, str]], Mapping[str, str]]
 
     def __init__(
         self, parts: Mapping[str, Backend], *, provider: str = "multiplex", limits: Limits | None = None
@@ -91,12 +97,36 @@ class Multiplex:
             self.feed = self._feed
         if any(isinstance(part, Consults) for part in members):
             self.consult = self._consult
+        if any(isinstance(part, ConsultsHosts) for part in members):
+            self.consult_hosts = self._consult_hosts
+        if any(isinstance(part, Identifies) for part in members):
+            self.identify = self._identify
 
     def _consult(self, lookup: MachineLookup) -> None:
         # A part that has several prefixes is one part.
         for part in {id(part): part for part in self._parts.values()}.values():
             if isinstance(part, Consults):
                 part.consult(lookup)
+
+    def _consult_hosts(self, hosts: HostsLookup) -> None:
+        for part in {id(part): part for part in self._parts.values()}.values():
+            if isinstance(part, ConsultsHosts):
+                part.consult_hosts(functools.partial(self._hosts_of, part, hosts))
+
+    def _hosts_of(self, part: Backend, hosts: HostsLookup) -> list[MachineView]:
+        prefixes = tuple(prefix for prefix, each in self._parts.items() if each is part)
+        return [machine for machine in hosts() if machine.id.startswith(prefixes)]
+
+    def _identify(self, stored: Mapping[str, str]) -> Mapping[str, str]:
+        found: dict[str, str] = {}
+        seen: set[int] = set()
+        for prefix, part in self._parts.items():
+            # Keys begin with the first prefix of their part.
+            if isinstance(part, Identifies) and id(part) not in seen:
+                seen.add(id(part))
+                own = {key.removeprefix(prefix): each for key, each in stored.items() if key.startswith(prefix)}
+                found |= {prefix + key: each for key, each in part.identify(own).items()}
+        return found
 
     def _part(self, machine_id: str) -> Backend:
         for prefix, part in self._parts.items():

@@ -15,7 +15,7 @@ import structlog
 from bigfleet.model.clock import NANOS_PER_SECOND, Clock
 from bigfleet.model.ids import IdSource, Rng
 from bigfleet.model.states import MachineState
-from bigfleet.provider.backend import Backend, ConfigureWaits, KnownMachine, Ready, Refusal, Slot
+from bigfleet.provider.backend import Backend, ConfigureWaits, KnownMachine, MachineView, Ready, Refusal, Slot
 from bigfleet.provider.inventory.offers import Offers
 from bigfleet.provider.inventory.push_updates import CoreFeed
 from bigfleet.provider.inventory.reconcile import InventoryReconciler
@@ -104,6 +104,8 @@ class CapacityCore:
         self._build(options, rng)
         if self._adapter.consults is not None:
             self._adapter.consults.consult(self.known)
+        if self._adapter.consults_hosts is not None:
+            self._adapter.consults_hosts.consult_hosts(self.hosts)
         metrics.failed_oldest_seconds.set_function(self._failed_oldest_seconds)
 
     def _build(self, options: CoreOptions, rng: Rng) -> None:
@@ -177,6 +179,8 @@ class CapacityCore:
         With a loaded store it serves at once; with an empty one after the first complete inventory, see `loaded`.
         """
         await self._ledger.open()
+        if self._adapter.identifies is not None:
+            await self._ledger.store_identity(self._adapter.identifies.identify(self._ledger.identity))
         await self._reconciler.open()
         await self._restart.take_up_all()
         self.feed.bind(asyncio.get_running_loop())
@@ -252,6 +256,12 @@ class CapacityCore:
         return KnownMachine(
             machine=record.machine, operation_id="" if record.operation is None else record.operation.id
         )
+
+    def hosts(self) -> list[MachineView]:
+        """Return the machines that have a host, as the state has them."""
+        states = [state for state in MachineState if state is not MachineState.SPECULATIVE]
+        records = (record for state in states for record in self._ledger.view.of_state(state))
+        return [record.machine for record in records if record.machine.host.ref]
 
     # ---- reads ---------------------------------------------------------------------------------------------------
 

@@ -18,8 +18,10 @@ from bigfleet.provider.backend import (
     Compensates,
     ConfigureWaits,
     Consults,
+    ConsultsHosts,
     Deletes,
     Feeds,
+    Identifies,
     KindLimits,
     MachineView,
     MarksOutOfService,
@@ -47,6 +49,8 @@ _SIGNATURES = {
     "settle": ("machine", "reached"),
     "feed": ("feed",),
     "consult": ("lookup",),
+    "consult_hosts": ("hosts",),
+    "identify": ("stored",),
     "ready": ("machine", "cluster", "op"),
 }
 _REQUIRED = ("inventory", "create", "configure", "drain")
@@ -123,6 +127,8 @@ class BackendAdapter:
         self.compensates: Compensates | None = backend if isinstance(backend, Compensates) else None
         self.feeds: Feeds | None = backend if isinstance(backend, Feeds) else None
         self.consults: Consults | None = backend if isinstance(backend, Consults) else None
+        self.consults_hosts: ConsultsHosts | None = backend if isinstance(backend, ConsultsHosts) else None
+        self.identifies: Identifies | None = backend if isinstance(backend, Identifies) else None
         self.admits: Admits | None = backend if isinstance(backend, Admits) else None
         #: HostRef.provider of every host.
         self.provider = provider or backend.provider

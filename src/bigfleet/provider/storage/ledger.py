@@ -23,7 +23,7 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import Fence, Mark, Token
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.records.refusal import ChangeRefused, StoreDown
+from bigfleet.provider.records.refusal import ChangeRefused, StartRefused, StoreDown
 from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.cursor import INCARNATION_BYTES
 from bigfleet.provider.storage.store import Batch, Store
@@ -113,6 +113,8 @@ class Ledger:
         #: Set for good when a commit on disk could not be shown.
         self._is_broken = False
         self._on_health = on_health
+        #: What the backend stored about the place of its hosts.
+        self.identity: Mapping[str, str] = {}
         self.fence = Fence()
         self.view = CommittedView(incarnation=bytes(INCARNATION_BYTES), head=0, floor=0, rng=rng)
 
@@ -131,8 +133,20 @@ class Ledger:
         self._sealed = {sealed.machine_id: sealed for sealed in loaded.sealed}
         for mark in loaded.marks:
             self.fence.put(mark, is_known=mark.machine_id in self.view)
+        self.identity = loaded.identity
         self._writer = asyncio.create_task(self._write())
         self._expose()
+
+    async def store_identity(self, identity: Mapping[str, str]) -> None:
+        """Store what the backend says about the place of its hosts, before the first turn. Raises StartRefused."""
+        if identity == self.identity:
+            return
+        batch = Batch(head=self.view.head, floor=self.view.floor, identity=identity)
+        try:
+            await self._offload(lambda: self._store.commit(batch))
+        except StoreDown as error:
+            raise StartRefused(f"the state takes no commit: {error}") from error
+        self.identity = identity
 
     async def close(self) -> None:
         """Commit what is pending and close the store."""

@@ -283,6 +283,7 @@ def _read(connection: sqlite3.Connection) -> Loaded:
         incarnation=bytes(meta["incarnation"]),
         head=int(meta["head"]),
         floor=int(meta["tombstone_floor"]),
+        identity=msgspec.json.decode(bytes(meta.get("identity", b"{}")), type=dict[str, str]),
         # Sorted here: SQLite would carry the rows through its sorter whole, and beyond some size over the disk.
         records=tuple(sorted(_read_records(connection, pushed.get), key=attrgetter("revision"))),
         tombstones=tuple(
@@ -348,6 +349,9 @@ def _write(connection: sqlite3.Connection, batch: Batch) -> None:
     if batch.incarnation is not None:
         meta.append((batch.incarnation, "incarnation"))
     connection.executemany("UPDATE meta SET value = ? WHERE key = ?", meta)
+    if batch.identity is not None:
+        content = msgspec.json.encode(batch.identity, order="sorted")
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('identity', ?)", (content,))
 
 
 def _write_pushed(connection: sqlite3.Connection, batch: Batch) -> None:

@@ -4,7 +4,8 @@ docs/spec/provider.md §11. `bigfleet.provider.storage.sqlite` is the durable on
 only caller. A commit must never be applied in part.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from bigfleet.provider.records.fence import Mark
@@ -35,6 +36,8 @@ class Batch:
     sealed_dropped: tuple[str, ...] = ()
     #: Replaces the store's incarnation.
     incarnation: bytes | None = None
+    #: Replaces what the backend stores about the place of its hosts.
+    identity: Mapping[str, str] | None = None
     #: The store was down: it takes the batch only if it has room for many more.
     needs_room: bool = False
 
@@ -54,6 +57,8 @@ class Loaded:
     #: Least recently used first.
     marks: tuple[Mark, ...] = ()
     sealed: tuple[Sealed, ...] = ()
+    #: What the backend stored about the place of its hosts.
+    identity: Mapping[str, str] = field(default_factory=dict)
 
 
 class Store(Protocol):

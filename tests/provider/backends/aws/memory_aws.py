@@ -14,6 +14,7 @@ import msgspec
 from bigfleet.provider.backends.aws.api import CONNECTION, AwsError, Ec2Instance, Message, SpotPrice
 from bigfleet.provider.backends.aws.backend import AwsBackend, AwsSettings
 from bigfleet.provider.backends.aws.channel import Channel
+from bigfleet.provider.backends.aws.identity import Place
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.launch import TAG_CONFIGURE, TAG_DRAIN
 from bigfleet.provider.backends.aws.offerings import read_aws_offerings
@@ -83,6 +84,8 @@ class MemoryEc2:
     #: For so long after a removal DescribeInstances shows the tags as they were before.
     tag_lag_seconds: float = 0.0
     #: Until when, and the tags that are shown.
+    #: The account that calls have to wait for.
+    account_required: str = ""
     _former_tags: dict[str, tuple[float, Mapping[str, str]]] = field(default_factory=dict)
     _looks: Counter[str] = field(default_factory=Counter)
 
@@ -97,6 +100,9 @@ class MemoryEc2:
         if fault is not None and not fault.is_after:
             raise fault.error
         return fault
+
+    def require_account(self, account: str) -> None:
+        self.account_required = account
 
     async def run_instance(self, request: Mapping[str, Any]) -> Ec2Instance:
         fault = await self._begin("RunInstances")
@@ -250,6 +256,7 @@ def make_backend(
     objects: MemoryObjects | None = None,
     advised: dict[str, float] | None = None,
     queue: MemoryQueue | None = None,
+    place: Place | None = None,
     **settings: Any,
 ) -> AwsBackend:
     """Return a backend over memory, with these offerings or one of four machines."""
@@ -262,7 +269,9 @@ def make_backend(
         Channel(ec2, ec2.objects, ec2.clock, prefix="p", interval_seconds=5.0),
         AwsPrices(ec2, ec2, ec2.clock, region="us-east-1", path=None),
         Interruptions(ec2.clock, advised),
-        settings=AwsSettings(provider="aws", node_role="nodes", user_data="#!/bin/sh\n", **settings),
+        settings=AwsSettings(
+            provider="aws", node_role="nodes", user_data="#!/bin/sh\n", place=place or Place(), **settings
+        ),
         clock=ec2.clock,
         queue=queue,
     )

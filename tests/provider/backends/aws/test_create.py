@@ -7,6 +7,7 @@ import pytest
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backends.aws.launch import TAG_MACHINE, TAG_OPERATION, TAG_PROVIDER
 from bigfleet.provider.kit.options import CoreOptions
+from bigfleet.provider.records.refusal import Refused
 from bigfleet.provider.storage.sqlite import SqliteProviderStore
 from bigfleet.provider.testing.cores import settled
 from bigfleet.sim.kernel.virtual_time import LoopClock
@@ -132,6 +133,47 @@ async def test_further_creates_of_what_is_out_of_stock_fail_without_a_call(tmp_p
     assert (await core.get(MACHINE)).state is MachineState.SPECULATIVE
     await core.create(MACHINE)
     assert (await settled(core, MACHINE)).state is MachineState.IDLE
+
+
+async def test_a_lost_answer_is_asked_for_again_although_the_type_is_out_of_stock_now(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    """The instance may be there already: the same token returns it, whatever other launches met."""
+    ec2.faults["RunInstances"] = [
+        dropped("RunInstances", is_after=True),
+        refused("RunInstances", "InsufficientInstanceCapacity"),
+    ]
+    ec2.invisible_looks = 3
+    core = await started(make_core(make_backend(tmp_path, ec2)))
+    await core.create(MACHINE)
+    await ec2.clock.sleep(0.05)
+    other = MACHINE.replace("000", "001")
+    await core.create(other)
+    assert (await settled(core, other)).machine.last_error.startswith("STOCKOUT: ")
+    record = await settled(core, MACHINE)
+    assert (record.state, record.machine.last_error) == (MachineState.IDLE, "")
+    assert [each.id for each in ec2.live()] == [record.machine.host.ref]
+
+
+async def test_without_valid_credentials_slots_are_saved_and_machines_recover_once_there_are_some(
+    tmp_path: Path, ec2: MemoryEc2
+) -> None:
+    options = CoreOptions(is_inline=True, failed_hold_seconds=100.0)
+    core = await started(make_core(make_backend(tmp_path, ec2, {**OFFERING, "count": 20}), options=options))
+    expired = 100_000
+    for action in ("RunInstances", "DescribeInstances"):
+        ec2.faults[action] = [refused(action, "ExpiredToken", status=403)] * expired
+    for number in range(12):
+        await core.create(MACHINE.replace("000", f"{number:03d}"))
+    await ec2.clock.sleep(300)
+    with pytest.raises(Refused, match="the slot stays for later"):
+        await core.create(MACHINE.replace("000", "019"))
+    # Longer than three looks at a failed machine take.
+    await ec2.clock.sleep(20_000)
+    assert (await core.get(MACHINE)).state is MachineState.FAILED
+    ec2.faults.clear()
+    await ec2.clock.sleep(4_000)
+    assert {record.state for record in (await core.list()).records} == {MachineState.SPECULATIVE}
 
 
 async def test_what_is_not_visible_yet_is_waited_for_and_then_given_up(tmp_path: Path, ec2: MemoryEc2) -> None:

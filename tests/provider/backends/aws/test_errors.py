@@ -26,6 +26,7 @@ STOCKOUTS = [
     "Unsupported",
     "ReservationCapacityExceeded",
     "SpotMaxPriceTooLow",
+    "InsufficientFreeAddressesInSubnet",
 ]
 TRANSIENT = [
     "RequestLimitExceeded",
@@ -35,8 +36,16 @@ TRANSIENT = [
     "InternalError",
     "IdempotentParameterMismatch",
     CONNECTION,
+    # Who calls is not known now.
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "InvalidClientTokenId",
+    "RequestExpired",
+    "NoCredentialsError",
+    "CredentialRetrievalError",
 ]
-FINAL = ["UnauthorizedOperation", "InvalidAMIID.NotFound", "InvalidParameterValue", "InsufficientFreeAddressesInSubnet"]
+FINAL = ["UnauthorizedOperation", "AccessDenied", "InvalidAMIID.NotFound", "InvalidParameterValue"]
 
 
 def error(code: str, status: int = 400) -> AwsError:

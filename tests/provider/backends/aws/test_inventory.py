@@ -235,3 +235,46 @@ async def test_a_host_that_is_terminated_from_outside_is_lost_and_its_slot_comes
     assert (await core.get(MACHINE)).machine.last_error.startswith("HOST_LOST")
     await ec2.clock.sleep(400)
     assert (await core.get(MACHINE)).state is MachineState.SPECULATIVE
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+async def test_an_instance_that_a_person_stops_is_lost(is_bound: bool, tmp_path: Path, ec2: MemoryEc2) -> None:
+    """A bound one is left to a person; an idle one is given back as after any other loss."""
+    core = await started(make_core(make_backend(tmp_path, ec2), options=RECOVERS))
+    await core.create(MACHINE)
+    host = (await settled(core, MACHINE)).machine.host.ref
+    if is_bound:
+        await core.configure(MACHINE, "team-a", b"#!/bin/sh\n", {})
+        await settled(core, MACHINE)
+    # A stop that ends before the third pass is none.
+    ec2.instances[host] = replace(ec2.instances[host], state="stopping")
+    await ec2.clock.sleep(12)
+    ec2.instances[host] = replace(ec2.instances[host], state="running")
+    await ec2.clock.sleep(100)
+    assert (await core.get(MACHINE)).state is (MachineState.CONFIGURED if is_bound else MachineState.IDLE)
+
+    ec2.instances[host] = replace(ec2.instances[host], state="stopped")
+    await ec2.clock.sleep(60)
+    record = await core.get(MACHINE)
+    assert (record.state, record.machine.last_error[:9]) == (MachineState.FAILED, "HOST_LOST")
+    assert [each.id for each in ec2.live()] == [host]
+    await ec2.clock.sleep(5000)
+    machine = (await core.get(MACHINE)).machine
+    if is_bound:
+        assert (machine.state, machine.cluster, machine.host.ref) == (MachineState.FAILED, "team-a", host)
+        assert [each.id for each in ec2.live()] == [host]
+    else:
+        assert (machine.state, ec2.live()) == (MachineState.SPECULATIVE, [])
+
+
+async def test_a_stopped_instance_does_not_become_the_host_of_its_machine(tmp_path: Path, ec2: MemoryEc2) -> None:
+    core = await started(make_core(make_backend(tmp_path, ec2), options=PASSES))
+    await core.create(MACHINE)
+    host = (await settled(core, MACHINE)).machine.host.ref
+    stopped = replace(ec2.instances[host], id="i-0ld", state="stopped", launched_unix_seconds=-1.0)
+    await core.delete(MACHINE)
+    await settled(core, MACHINE)
+    ec2.instances["i-0ld"] = stopped
+    await ec2.clock.sleep(300)
+    assert {record.state for record in (await core.list()).records} == {MachineState.SPECULATIVE}
+    assert [each.id for each in ec2.live()] == ["i-0ld"]

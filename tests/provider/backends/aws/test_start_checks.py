@@ -113,6 +113,13 @@ def test_an_aws_that_does_not_answer_prevents_no_start(call: str, tmp_path: Path
     assert [each["event"] for each in warnings] == [unanswered]
 
 
+@pytest.mark.parametrize("call", ["identity", "launch", "terminate"])
+@pytest.mark.parametrize("code", ["AuthFailure", "ExpiredToken", "NoCredentialsError"])
+def test_wrong_credentials_prevent_a_start(code: str, call: str, tmp_path: Path) -> None:
+    refusals, _warnings = check(Calls(**{call: AwsError("ec2:X", code, "no", status=401)}), tmp_path)
+    assert [f": {code}: no" in each for each in refusals] == [True]
+
+
 def test_a_type_whose_instances_never_see_their_orders_is_refused(tmp_path: Path) -> None:
     calls = Calls()
     calls.xen = {"t2.large", "c4.large"}

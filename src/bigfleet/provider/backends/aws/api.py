@@ -21,6 +21,7 @@ RUNNING: Final = "running"
 STOPPED: Final = "stopped"
 #: Nothing comes back from these.
 ENDING: Final = frozenset({"shutting-down", "terminated"})
+_STOPPED: Final = frozenset({"stopping", STOPPED})
 
 
 class AwsError(Exception):
@@ -68,6 +69,11 @@ class Ec2Instance:
         """Whether it is terminated or about to be."""
         return self.state in ENDING
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it was stopped, or is about to be: it has a disk and runs nothing."""
+        return self.state in _STOPPED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
@@ -91,6 +97,10 @@ class SpotPrice:
 
 class Ec2(Protocol):
     """The calls to EC2. Each raises AwsError."""
+
+    def require_account(self, account: str) -> None:
+        """Make no further call before AWS said that the credentials belong to this account."""
+        ...
 
     async def run_instance(self, request: Mapping[str, Any]) -> Ec2Instance:
         """RunInstances with these parameters, for one instance. A known ClientToken returns the first instance."""

@@ -7,7 +7,7 @@ write the state, and never terminate an instance that no call named.
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -20,6 +20,7 @@ from bigfleet.provider.backend import (
     Found,
     FoundKind,
     Host,
+    HostsLookup,
     KindLimits,
     LateResult,
     Limits,
@@ -51,15 +52,14 @@ from bigfleet.provider.backends.aws.errors import (
     raised,
     text_of,
 )
+from bigfleet.provider.backends.aws.identity import ACCOUNT, OWNER, Place, checked_identity
+from bigfleet.provider.backends.aws.instance_finder import InstanceFinder
 from bigfleet.provider.backends.aws.interruptions import Interruptions
 from bigfleet.provider.backends.aws.inventory import (
     LEFT_AS_IT_IS,
     REIMAGE,
     capacity_type_of_instance,
     facts,
-    instance_of,
-    is_known_host,
-    is_known_orphan,
     orphan_id,
     orphan_instance,
 )
@@ -69,7 +69,7 @@ from bigfleet.provider.backends.aws.launch import (
     TAG_DRAIN,
     TAG_FORMER_CLUSTER,
     TAG_MACHINE,
-    TAG_OPERATION,
+    TAG_OWNER,
     TAG_PROVIDER,
     LaunchFault,
     run_request,
@@ -113,6 +113,7 @@ class AwsSettings:
     node_role: str
     #: The agent, as a script.
     user_data: str
+    place: Place = field(default_factory=Place)
     reset: str = REPLACE_ROOT
     launches_per_second: float = LAUNCHES_PER_SECOND
     launches_burst: int = LAUNCHES_BURST
@@ -138,10 +139,11 @@ class AwsBackend:
         self.limits = _limits(settings)
         self.settings = settings
         self.stockouts = StockoutMemory(clock)
+        bucket = TokenBucket(DESCRIBES_PER_SECOND, int(DESCRIBES_PER_SECOND), clock)
         self.watch = InstanceWatch(
             ec2,
             clock,
-            bucket := TokenBucket(DESCRIBES_PER_SECOND, int(DESCRIBES_PER_SECOND), clock),
+            bucket,
             interval_seconds=settings.poll_seconds,
         )
         self._ec2 = ec2
@@ -149,11 +151,11 @@ class AwsBackend:
         self._prices = prices
         self._interruptions = interruptions
         self._clock = clock
-        self._describes = bucket
         self._tags = RemovedTags(ec2, clock)
         self._root_volumes = RootVolumes(ec2, clock, poll_seconds=settings.poll_seconds)
-        self._operations: Batches[Ec2Instance] = Batches(self._find_operations, clock)
-        self._instances: Batches[Ec2Instance] = Batches(self._find_instances, clock)
+        self._finder = InstanceFinder(ec2, bucket, self._tags, provider=settings.provider)
+        self._operations: Batches[Ec2Instance] = Batches(self._finder.of_operations, clock)
+        self._instances: Batches[Ec2Instance] = Batches(self._finder.by_id, clock)
         self._terminations: Batches[Exception] = Batches(self._terminate, clock)
         self._offerings: tuple[AwsOffering, ...] = ()
         #: USD per hour by type, zone and capacity type, as the offerings say.
@@ -186,6 +188,19 @@ class AwsBackend:
     def consult(self, lookup: MachineLookup) -> None:
         """Take what returns the state's view of a machine."""
         self._lookup = lookup
+        self._finder.consult(lookup)
+
+    def consult_hosts(self, hosts: HostsLookup) -> None:
+        """Take what returns the machines that have a host."""
+        self._finder.consult_hosts(hosts)
+
+    def identify(self, stored: Mapping[str, str]) -> Mapping[str, str]:
+        """Return account, region and owner, for the state to store. Raises StartRefused for a state of others."""
+        identity = checked_identity(stored, self.settings.place)
+        self._finder.owner = identity.get(OWNER, "")
+        if not self.settings.place.account:
+            self._ec2.require_account(identity.get(ACCOUNT, ""))
+        return identity
 
     def set_offerings(self, offerings: Sequence[AwsOffering]) -> None:
         """Replace the offerings, from the next inventory and Create on."""
@@ -199,14 +214,12 @@ class AwsBackend:
     # ---- facts ---------------------------------------------------------------------------------------------------
 
     async def inventory(self) -> PartialFacts:
-        """Read every instance of this provider, and the prices that are due."""
-        await self._describes.take()
+        """Read every instance of this provider or that the state has as a host, and the prices that are due."""
         self._changed = {}
         try:
-            described = await self._ec2.describe({f"tag:{TAG_PROVIDER}": [self.provider]})
+            instances = await self._finder.all()
         except AwsError as error:
             raise raised(error) from error
-        instances = [self._tags.current(each) for each in described]
         live = [each for each in instances if not each.is_ending]
         self._interruptions.look(live)
         self._ended &= {each.id for each in instances}
@@ -321,7 +334,9 @@ class AwsBackend:
         # The kit mints an id once: before the first launch there is nothing to find.
         instance = None if is_first else await self._translated(self._operations.ask(op.id))
         if instance is None:
-            self.stockouts.check(machine)
+            if is_first:
+                # Later the instance may be there already: only the token says so.
+                self.stockouts.check(machine)
             instance = await self._launch(machine, op)
         if instance.state == PENDING:
             instance = await self._started(instance.id)
@@ -343,6 +358,7 @@ class AwsBackend:
                 settings=offering.settings,
                 node_role=self.settings.node_role,
                 user_data=self.settings.user_data,
+                owner=self._finder.owner,
             )
         except LaunchFault as fault:
             raise AwsRefused(f"{fault}; nothing was launched") from fault
@@ -445,8 +461,7 @@ class AwsBackend:
         """Remove the tags by which an instance shows that it serves a cluster. Raises AwsRefused with the remedy."""
         ref = machine.host.ref
         try:
-            await self._describes.take()
-            for instance in await self._ec2.describe({"instance-id": [ref]}):
+            for instance in await self._finder.described({"instance-id": [ref]}):
                 if instance.is_ending or not instance.tags.keys() & set(SERVICE_TAGS):
                     continue
                 if self.settings.reset != REPLACE_ROOT:
@@ -485,14 +500,25 @@ class AwsBackend:
         if instance is None or instance.state != RUNNING:
             state = "not there" if instance is None else instance.state
             raise AwsRefused(f"{machine.host.ref} is {state}")
-        return instance
+        self._check_owner(instance)
+        return self._finder.as_host(instance, machine)
 
     # ---- the end -------------------------------------------------------------------------------------------------
 
     async def delete(self, machine: MachineView, op: Op) -> None:
         """Terminate the instance; EC2 takes nothing back that it accepted."""
-        if machine.host.ref:
-            await self._end(machine.host.ref)
+        ref = machine.host.ref
+        if ref:
+            instance = self._seen.get(ref) or await self._translated(self._instances.ask(ref))
+            if instance is not None:
+                self._check_owner(instance)
+            await self._end(ref)
+
+    def _check_owner(self, instance: Ec2Instance) -> None:
+        if self._finder.is_foreign(instance):
+            raise AwsRefused(
+                f"{instance.id} belongs to the provider of another state file: its tag {TAG_OWNER} says so"
+            )
 
     async def compensate(self, machine: MachineView, late: LateResult) -> None:
         """Terminate an instance that came after its Create had failed."""
@@ -511,36 +537,24 @@ class AwsBackend:
     async def adopt(self, machine: MachineView) -> Found:
         """Say what instance a failed machine has. It is clean without an order that a cluster's agent may have seen.
 
-        Raises AwsRefused for an orphan that is bound to no cluster and not clean: it is never terminated unasked.
+        Raises AwsRefused for an instance that is bound to no cluster and not clean, if it is an orphan or has lost its
+        tags: it is never terminated unasked.
         """
         orphan = orphan_instance(self.provider, machine.id)
-        instance = await (self._find_orphan(orphan) if orphan else self._find_host(machine))
+        instance = await self._translated(self._finder.orphan(orphan) if orphan else self._finder.host_of(machine))
         if instance is None:
             return Found(kind=FoundKind.NO_HOST)
+        self._check_owner(instance)
         host = Host(ref=instance.id, node_name=instance.private_dns)
-        is_clean = instance.state == RUNNING and not set(SERVICE_TAGS) & instance.tags.keys()
-        if orphan and not is_clean and not machine.cluster:
-            raise AwsRefused(f"{orphan} is {instance.state} and may serve a cluster: check it, then recover it")
+        # Without its tags nothing says that it is in no cluster.
+        has_tags = TAG_PROVIDER in instance.tags
+        is_clean = instance.state == RUNNING and has_tags and not set(SERVICE_TAGS) & instance.tags.keys()
+        if not is_clean and not machine.cluster and (orphan or not has_tags):
+            why = "" if has_tags else ", has lost its tags"
+            raise AwsRefused(
+                f"{instance.id} is {instance.state}{why} and may serve a cluster: check it, then recover it"
+            )
         return Found(kind=FoundKind.CLEAN if is_clean else FoundKind.DIRTY, host=host)
-
-    async def _find_host(self, machine: MachineView) -> Ec2Instance | None:
-        """Return the instance with a machine's tag that no orphan in the state has."""
-        found = await self._described({f"tag:{TAG_MACHINE}": [machine.id]})
-        free = [each for each in found if not is_known_orphan(each, self.provider, self._lookup)]
-        return instance_of(machine.id, free, self._lookup(machine.id))
-
-    async def _find_orphan(self, instance_id: str) -> Ec2Instance | None:
-        """Return the instance of an orphan, None when it ends, or is the host of its tag's machine."""
-        found = await self._described({"instance-id": [instance_id], f"tag:{TAG_PROVIDER}": [self.provider]})
-        free = (each for each in found if not each.is_ending and not is_known_host(each, self._lookup))
-        return next(free, None)
-
-    async def _described(self, filters: Mapping[str, Sequence[str]]) -> Sequence[Ec2Instance]:
-        await self._describes.take()
-        try:
-            return [self._tags.current(each) for each in await self._ec2.describe(filters)]
-        except AwsError as error:
-            raise raised(error) from error
 
     # ---- shared calls --------------------------------------------------------------------------------------------
 
@@ -549,15 +563,6 @@ class AwsBackend:
             return await question
         except AwsError as error:
             raise raised(error) from error
-
-    async def _find_operations(self, ids: Sequence[str]) -> dict[str, Ec2Instance]:
-        await self._describes.take()
-        found = await self._ec2.describe({f"tag:{TAG_OPERATION}": ids})
-        return {each.tags[TAG_OPERATION]: each for each in found}
-
-    async def _find_instances(self, ids: Sequence[str]) -> dict[str, Ec2Instance]:
-        await self._describes.take()
-        return {each.id: self._tags.current(each) for each in await self._ec2.describe({"instance-id": ids})}
 
     async def _terminate(self, ids: Sequence[str]) -> dict[str, Exception]:
         results = await terminate_each(self._ec2, ids)

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTT
 from botocore.parsers import ResponseParserError
 
 from bigfleet.provider.backends.aws.api import CONNECTION, IDS_MAX, PAGE_MAX, AwsError, Ec2Instance, Message, SpotPrice
-from bigfleet.provider.backends.aws.errors import is_absent_object, is_permitted_dry_run
+from bigfleet.provider.backends.aws.errors import OTHER_ACCOUNT, is_absent_object, is_permitted_dry_run
 from bigfleet.provider.operations.invoke import BACKEND_THREADS
 
 T = TypeVar("T")
@@ -39,6 +39,8 @@ class AwsSession:
         self._endpoint_url = endpoint_url
         self._session = boto3.session.Session(region_name=region)
         # A queue is waited on for 20 s in a thread of its own.
+        #: The account that has to be that of the credentials before the next call to EC2, "" for any.
+        self.account_required = ""
         self._threads = ThreadPoolExecutor(_THREADS, f"{BACKEND_THREADS}-aws")
         self._clients: dict[str, Any] = {}
 
@@ -103,6 +105,10 @@ class BotoEc2:
     def __init__(self, session: AwsSession) -> None:
         self._session = session
         session.client("ec2")
+
+    def require_account(self, account: str) -> None:
+        """GetCallerIdentity, before the next call and until it says this account."""
+        self._session.account_required = account
 
     async def run_instance(self, request: Mapping[str, Any]) -> Ec2Instance:
         """RunInstances."""
@@ -181,6 +187,13 @@ class BotoEc2:
         return await self._call("DescribeSpotPriceHistory", read)
 
     async def _call(self, action: str, method: Callable[[Any], T]) -> T:
+        required = self._session.account_required
+        if required:
+            who = await self._session.call("sts", "GetCallerIdentity", lambda client: client.get_caller_identity())
+            if str(who["Account"]) != required:
+                text = f"the credentials are of account {who['Account']}, and the machines of account {required}"
+                raise AwsError(f"ec2:{action}", OTHER_ACCOUNT, f"{text}; restart the provider with its own")
+            self._session.account_required = ""
         return await self._session.call("ec2", action, method)
 
 
@@ -318,12 +331,15 @@ class BotoStart:
 
     def __init__(self, session: AwsSession) -> None:
         self._session = session
+        #: Of the credentials, "" until AWS said it.
+        self.account = ""
 
     def identity(self) -> str:
         """GetCallerIdentity: the ARN of who calls."""
         answer = call_once(
             self._session.client("sts"), "sts:GetCallerIdentity", lambda client: client.get_caller_identity()
         )
+        self.account = str(answer["Account"])
         return str(answer["Arn"])
 
     def dry_run_launch(self, request: Mapping[str, Any]) -> None:

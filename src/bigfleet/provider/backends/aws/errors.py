@@ -19,10 +19,35 @@ UNSUPPORTED_MEMORY_SECONDS: Final = 24 * 3600.0
 _QUOTAS: Final = frozenset({"MaxSpotInstanceCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded"})
 _STOCKOUTS: Final = frozenset(
     {*_QUOTAS, "InsufficientInstanceCapacity", "ReservationCapacityExceeded", "SpotMaxPriceTooLow", "Unsupported"}
+    | {"InsufficientFreeAddressesInSubnet"}
 )
+#: Who calls is not known: expired or revoked credentials, none, or a clock that is wrong. AWS's codes and botocore's.
+_WITHOUT_CREDENTIALS: Final = frozenset(
+    {
+        "AuthFailure",
+        "ExpiredToken",
+        "ExpiredTokenException",
+        "InvalidAccessKeyId",
+        "InvalidClientTokenId",
+        "RequestExpired",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+        "CredentialRetrievalError",
+        "MetadataRetrievalError",
+        "NoCredentialsError",
+        "PartialCredentialsError",
+        "SSOTokenLoadError",
+        "TokenRetrievalError",
+        "UnauthorizedSSOTokenError",
+    }
+)
+#: Of our own: the credentials are of another account than the machines.
+OTHER_ACCOUNT: Final = "OtherAccount"
 _TRANSIENT: Final = frozenset(
     {
         CONNECTION,
+        OTHER_ACCOUNT,
         "RequestLimitExceeded",
         "RequestThrottled",
         "RequestThrottledException",
@@ -66,7 +91,7 @@ def meaning_of(error: AwsError) -> Meaning:
     code = error.code
     if code in _STOCKOUTS or code.startswith("InsufficientCapacity"):
         return Meaning.STOCKOUT
-    if code in _TRANSIENT or code.startswith("Throttling") or error.status >= 500:
+    if code in _TRANSIENT or code in _WITHOUT_CREDENTIALS or code.startswith("Throttling") or error.status >= 500:
         return Meaning.TRANSIENT
     return Meaning.FINAL
 
@@ -104,6 +129,11 @@ def is_absent_object(error: AwsError) -> bool:
 def is_forbidden(error: AwsError) -> bool:
     """Return whether a right is missing, as far as the HTTP status says."""
     return error.status == _FORBIDDEN_STATUS
+
+
+def is_without_credentials(error: AwsError) -> bool:
+    """Return whether AWS does not know who calls; the next call may have valid credentials again."""
+    return error.code in _WITHOUT_CREDENTIALS
 
 
 def is_without_answer(error: AwsError) -> bool:

@@ -70,7 +70,8 @@ def facts(
     offered = {slot.id: slot for slot in slots}
     of_machine: defaultdict[str, list[Ec2Instance]] = defaultdict(list)
     for instance in instances:
-        if not instance.is_ending:
+        # A stopped instance hosts nothing: its machine is lost, and it is not ended for that.
+        if not instance.is_ending and not instance.is_stopped:
             of_machine[instance.tags.get(TAG_MACHINE, "")].append(instance)
     found: list[Slot] = list(offered.values())
     for machine_id, candidates in of_machine.items():

@@ -14,6 +14,8 @@ from bigfleet.provider.backend import MachineView
 TAG_MACHINE: Final = "bigfleet:machine"
 TAG_OPERATION: Final = "bigfleet:operation"
 TAG_PROVIDER: Final = "bigfleet:provider"
+#: The state file whose provider launched an instance.
+TAG_OWNER: Final = "bigfleet:owner"
 #: The cluster that an instance was configured for; removed last by a Drain.
 TAG_CLUSTER: Final = "bigfleet:cluster"
 #: The cluster whose traces an instance still has after a Drain that did not reset it.
@@ -47,7 +49,14 @@ class LaunchSettings:
 
 
 def run_request(
-    machine: MachineView, *, operation_id: str, provider: str, settings: LaunchSettings, node_role: str, user_data: str
+    machine: MachineView,
+    *,
+    operation_id: str,
+    provider: str,
+    settings: LaunchSettings,
+    node_role: str,
+    user_data: str,
+    owner: str = "",
 ) -> dict[str, Any]:
     """Return the parameters of RunInstances. Raises LaunchFault for what EC2 does not take."""
     check_user_data(user_data)
@@ -57,6 +66,8 @@ def run_request(
         TAG_PROVIDER: provider,
         NAME: machine.id,
     }
+    if owner:
+        tags[TAG_OWNER] = owner
     check_tags(tags)
     listed = [{"Key": key, "Value": value} for key, value in tags.items()]
     request: dict[str, Any] = {

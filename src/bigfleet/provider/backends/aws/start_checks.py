@@ -13,7 +13,13 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.states import MachineState
 from bigfleet.provider.backend import MachineView
 from bigfleet.provider.backends.aws.api import AwsError
-from bigfleet.provider.backends.aws.errors import Meaning, is_absent_object, is_forbidden, meaning_of
+from bigfleet.provider.backends.aws.errors import (
+    Meaning,
+    is_absent_object,
+    is_forbidden,
+    is_without_credentials,
+    meaning_of,
+)
 from bigfleet.provider.backends.aws.launch import run_request
 from bigfleet.provider.backends.aws.offerings import AwsOffering
 
@@ -169,7 +175,8 @@ def _add(refusals: list[str], error: AwsError, about: str) -> None:
 
 def _is_unanswered(error: AwsError) -> bool:
     """Return whether AWS gave no answer that counts; it is logged."""
-    if meaning_of(error) is Meaning.TRANSIENT:
+    # While it serves, credentials may come back; a start without any is a mistake to mend.
+    if meaning_of(error) is Meaning.TRANSIENT and not is_without_credentials(error):
         _log.warning("aws.start_check_unanswered", action=error.action, error=str(error))
         return True
     return False

@@ -238,7 +238,6 @@ def _check(session: "AwsSession", asked: AwsFlags, offered: "tuple[AwsOffering, 
         raise UsageFault(f"provider aws: {fault}") from fault
     if refusals:
         raise RunFault(*refusals)
-        raise RunFault("\n".join(refusals))
     return calls.account
 
 

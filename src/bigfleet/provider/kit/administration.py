@@ -161,6 +161,9 @@ class Administration:
         machine, marks = record.machine, self._adapter.marks
         if marks is None or not machine.host.is_present:
             return
+        if self._ledger.view.hosts.others(record.id, machine.host.ref):
+            # The mark is that of the other machine, which may serve.
+            return
         call = self._adapter.call(marks.mark_out_of_service, machine, on_late=lambda _result: None)
         try:
             # A second removal could meet the mark of the next Configure.

@@ -29,6 +29,7 @@ from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.reset import unbound
 from bigfleet.provider.records.validate import host_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
+from bigfleet.provider.storage.machines_by_host import shared_text
 
 _log = structlog.get_logger("bigfleet.provider.operations.recovery")
 
@@ -166,6 +167,9 @@ class Recovery:
         fault = None if found.host is None else host_fault(record, found.host)
         if fault is not None:
             raise ValueError(f"adopt found a bad host: {fault.text}")
+        others = () if found.host is None else self._ledger.view.hosts.others(record.id, found.host.ref)
+        if found.host is not None and others:
+            raise ValueError(f"adopt found a bad host: {shared_text(found.host.ref, others)}")
         is_bound = bool(machine.cluster)
         if found.kind is FoundKind.SERVING and not is_bound:
             raise ValueError("adopt found an unbound machine serving a cluster")

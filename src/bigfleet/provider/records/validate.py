@@ -28,6 +28,7 @@ class Reason(Enum):
     ID = "id"
     IMMUTABLE = "immutable"
     DUPLICATE = "duplicate"
+    SHARED_HOST = "shared_host"
     MISSING = "missing"
     TYPE = "type"
 

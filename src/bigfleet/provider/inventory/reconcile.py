@@ -26,7 +26,15 @@ from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.refusal import ChangeRefused, HostShared, OfferingsRefused, StartRefused
 from bigfleet.provider.records.reset import with_label
-from bigfleet.provider.records.validate import Fault, Reason, change_fault, entry_id, facts_fault, type_fault
+from bigfleet.provider.records.validate import (
+    Fault,
+    Reason,
+    change_fault,
+    entry_id,
+    facts_fault,
+    joined_faults,
+    type_fault,
+)
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.inventory.reconcile")
@@ -73,6 +81,8 @@ class _Seen:
     host: ExistingHost | None = None
     #: A refused fact: the id is there, but nothing is taken from it.
     is_refused: bool = False
+    #: What the inventory named under the id, refused entries too.
+    named: set[type[Slot]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -309,9 +319,14 @@ class InventoryReconciler:
                 continue
             named_hosts.take(named, stated)
             entry = seen.setdefault(named, _Seen())
+            kind = ExistingHost if is_host else Slot
+            if kind in entry.named:
+                faults.append((named, Fault(Reason.DUPLICATE, "the inventory names this id twice")))
+                entry.is_refused = True
+            entry.named.add(kind)
             fault = type_fault(stated)
             fact = stated if fault is not None else with_label(stated, self._adapter.reset)
-            fault = fault or self._fault(fact, entry)
+            fault = fault or self._fault(fact)
             if fault is not None:
                 faults.append((named, fault))
                 entry.is_refused = True
@@ -328,14 +343,12 @@ class InventoryReconciler:
             if fault is not None:
                 faults.append((machine_id, fault))
                 seen[machine_id].is_refused = True
-        return seen, faults
+        return seen, joined_faults(faults)
 
-    def _fault(self, fact: Slot, entry: _Seen) -> Fault | None:
+    def _fault(self, fact: Slot) -> Fault | None:
         fault = facts_fault(fact)
         if fault is not None:
             return fault
-        if (entry.host if isinstance(fact, ExistingHost) else entry.slot) is not None:
-            return Fault(Reason.DUPLICATE, "the inventory names this id twice")
         record = self._ledger.view.get(fact.id)
         return None if record is None else change_fault(record, fact)
 

@@ -169,6 +169,7 @@ class CapacityCore:
             clock=clock,
             metrics=metrics,
             adapter=adapter,
+            recovery=self._recovery,
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def test_the_behaviours_are_the_rows_of_the_specification() -> None:
     rows = {id: (profile, plain(title)) for id, profile, title in ROW.findall(SPECIFICATION.read_text())}
 
     assert {b.id: (b.profile.value, plain(b.title)) for b in BEHAVIOURS} == rows
-    assert len(BY_ID) == len(BEHAVIOURS) == 94
+    assert len(BY_ID) == len(BEHAVIOURS) == 98
 
 
 def test_profiles_have_the_sizes_that_the_specification_counts() -> None:

@@ -11,11 +11,12 @@ from tests.conformance.client_mutants import CLIENT_MUTANTS
 from tests.conformance.failure_mutants import FAILURE_CLIENT_MUTANTS, FAILURE_KIT_MUTANTS
 from tests.conformance.kit_mutants import KIT_MUTANTS
 from tests.conformance.read_mutants import READ_CLIENT_MUTANTS, READ_KIT_MUTANTS
+from tests.conformance.record_mutants import RECORD_CLIENT_MUTANTS
 
 #: Deliberately broken variants of the kit's own code, of its options, and of the store that it stands on.
 KIT = (*KIT_MUTANTS, *READ_KIT_MUTANTS, *FAILURE_KIT_MUTANTS)
 #: A sound core behind a client that bends what is said, or over a backend that does.
-CLIENT = (*CLIENT_MUTANTS, *READ_CLIENT_MUTANTS, *FAILURE_CLIENT_MUTANTS)
+CLIENT = (*CLIENT_MUTANTS, *READ_CLIENT_MUTANTS, *FAILURE_CLIENT_MUTANTS, *RECORD_CLIENT_MUTANTS)
 MUTANTS = (*KIT, *CLIENT)
 KIT_MUTANTS_MIN = 40
 

@@ -195,6 +195,19 @@ def test_a_configuration_error_of_the_program_is_shown_by_readyz_until_it_is_men
         wait_until(lambda: readiness(port)[0] == 200, "it never became ready again")
 
 
+def test_a_program_that_is_missing_is_shown_by_readyz_until_it_is_back(tmp_path: Path) -> None:
+    program, address, port = executable(tmp_path / "slow", SLOW), f"127.0.0.1:{free_port()}", free_port()
+    flags = ("--state", str(tmp_path / "s.db"), "--addr", address, f"--metrics-addr=127.0.0.1:{port}")
+    command = ("provider", "exec", "--program", str(program), *flags, "--ready=configure", "--reconcile-interval=100ms")
+    with serving(address, tmp_path / "log", *command):
+        wait_until(lambda: readiness(port)[0] == 200, "it never became ready")
+        program.rename(tmp_path / "away")
+        wait_until(lambda: readiness(port)[0] == 503, "it stayed ready")
+        assert f"the program cannot be started: {program}: No such file" in readiness(port)[1]
+        (tmp_path / "away").rename(program)
+        wait_until(lambda: readiness(port)[0] == 200, "it never became ready again")
+
+
 # ---- certification ---------------------------------------------------------------------------------------------
 
 

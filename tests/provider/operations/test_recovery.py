@@ -1,6 +1,7 @@
 """The automatic way out of FAILED (docs/spec/provider.md §14)."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -98,13 +99,45 @@ async def test_what_is_found_decides(found: Found, is_bound: bool, state: Machin
     assert (await refusal_of(core.drain(SLOT, 0, token=token(3))))[0].name == "FAILED_PRECONDITION"
 
 
-async def test_a_backend_that_cannot_look_is_asked_three_times() -> None:
+async def test_a_backend_that_cannot_look_three_times_is_asked_at_growing_intervals() -> None:
     core, backend = await failed_core(Found(kind=FoundKind.NO_HOST), is_bound=False)
-    backend.adopt_errors = 3
-    await asyncio.sleep(10 * HOLD_SECONDS)
-    assert len(backend.adopt_times) == 3
+    backend.adopt_errors = 1000
+    await asyncio.sleep(12 * 3600)
+    times = backend.adopt_times
+    between = [later - earlier for earlier, later in itertools.pairwise(times)]
+
+    assert between[:4] == pytest.approx([HOLD_SECONDS, HOLD_SECONDS, 2 * HOLD_SECONDS, 4 * HOLD_SECONDS], abs=5)
+    assert between[4:] == pytest.approx([3600.0] * len(between[4:]), abs=5)
+    assert len(between) >= 12
     assert await state_of(core) is S.FAILED
-    assert metric(core, "recoveries_total", by="auto", result="gave_up") == 1
+    assert metric(core, "recoveries_total", by="auto", result="retried") == 1
+    [shown] = core.administration.status("test")["failed"]
+    assert f"{len(times)} times" in shown["recovery"]
+    assert "cannot look" in shown["recovery"]
+    backend.adopt_errors = 0
+    await asyncio.sleep(3610)
+    assert await state_of(core) is S.SPECULATIVE
+
+
+async def test_a_short_hold_grows_from_a_minute_after_three_errors_of_adopt() -> None:
+    """An outage of a substrate that an author's program reports with a wrong exit code must not end recovery."""
+    backend = Scripted(Found(kind=FoundKind.NO_HOST))
+    backend.is_failing, backend.adopt_errors = True, 5
+    core = await started(make_core(backend, options=CoreOptions(is_inline=True, failed_hold_seconds=1.0)))
+    await core.create(SLOT)
+    await asyncio.sleep(700)
+    between = [later - earlier for earlier, later in itertools.pairwise(backend.adopt_times)]
+
+    assert between == pytest.approx([1, 1, 120, 240, 480][: len(between)], abs=3)
+    assert await state_of(core) is S.FAILED
+    await asyncio.sleep(300)
+    assert await state_of(core) is S.SPECULATIVE
+
+
+async def test_a_failed_machine_that_was_not_looked_at_shows_no_recovery() -> None:
+    core, _ = await failed_core(Found(kind=FoundKind.NO_HOST), is_bound=False)
+    [shown] = core.administration.status("test")["failed"]
+    assert shown["recovery"] == ""
 
 
 async def test_a_transient_error_of_adopt_is_no_try_however_often_it_comes() -> None:
@@ -115,7 +148,7 @@ async def test_a_transient_error_of_adopt_is_no_try_however_often_it_comes() -> 
     assert await state_of(core) is S.FAILED
     await asyncio.sleep(HOLD_SECONDS)
     assert await state_of(core) is S.SPECULATIVE
-    assert metric(core, "recoveries_total", by="auto", result="gave_up") == 0
+    assert metric(core, "recoveries_total", by="auto", result="retried") == 0
 
 
 async def test_transient_errors_between_others_do_not_count_with_them() -> None:

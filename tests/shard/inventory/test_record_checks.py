@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bigfleet.model.ids import ClusterId, MachineId
+from bigfleet.model.limits.record_limits import LABELS_MAX, RESOURCE_NAMES_MAX, TEXT_BYTES_MAX
 from bigfleet.model.machine import HostRef, Machine
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.wire.convert_machine import machine_to_wire
@@ -14,7 +15,7 @@ from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
 from bigfleet.shard.inventory.ingest import REJECTIONS_LOGGED_MAX
 from bigfleet.shard.inventory.machine_record import FACTS_OF, Facts, InventoryRecord, binding_of
-from bigfleet.shard.inventory.record_checks import LABELS_MAX, RESOURCE_NAMES_MAX, TEXT_BYTES_MAX, record_fault
+from bigfleet.shard.inventory.record_checks import record_fault
 from bigfleet.shard.ports import ListedMachine
 from bigfleet.shard.reconcile.new_machines import NEW_MIN
 from bigfleet.sim.kernel.virtual_time import LoopClock

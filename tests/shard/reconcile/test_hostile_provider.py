@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from bigfleet.model.limits.record_limits import RECORD_BYTES_MAX
 from bigfleet.model.states import MachineState
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.list_response import read_listing
-from bigfleet.shard.inventory.record_checks import RECORD_BYTES_MAX
 from bigfleet.shard.ports import Listing, ShardSettings
 from bigfleet.shard.reconcile.reconciler import CURSOR_BYTES_MAX
 from bigfleet.sim.kernel.virtual_time import LoopClock

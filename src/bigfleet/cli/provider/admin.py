@@ -142,8 +142,8 @@ def _status_tables(answer: dict[str, Any]) -> list[tuple[str, list[Any]]]:
         ("provider", [("fact", "value"), *facts]),
     ]
     if answer["failed"]:
-        head = ("machine", "for seconds", "cluster", "host", "error")
-        keys = ("machine_id", "seconds", "cluster", "host", "error")
+        head = ("machine", "for seconds", "cluster", "host", "error", "recovery")
+        keys = ("machine_id", "seconds", "cluster", "host", "error", "recovery")
         tables.append(("failed, oldest first", [head, *(tuple(row[key] for key in keys) for row in answer["failed"])]))
     if brake["engaged"]:
         losses = [(loss["machine_id"], loss["effect"]) for loss in brake["losses"]]

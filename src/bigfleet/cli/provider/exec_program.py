@@ -145,12 +145,8 @@ def open_program(process: "ProviderProcessSettings", asked: ProgramFlags, descri
         return {
             "program": asked.program,
             "verbs": ", ".join(sorted(description.verbs)),
-            "program's configuration": backend.configuration_fault or "ok",
+            "program's configuration": backend.fault or "ok",
         }
-
-    def fault() -> str:
-        text = backend.configuration_fault
-        return f"the program is configured wrongly: {text}" if text else ""
 
     return Substrate(
         backend=backend,
@@ -158,7 +154,7 @@ def open_program(process: "ProviderProcessSettings", asked: ProgramFlags, descri
         take_offers=backend.take_offers,
         close=orphans.close,
         status=status,
-        fault=fault,
+        fault=lambda: backend.fault,
     )
 
 

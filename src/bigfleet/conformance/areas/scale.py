@@ -11,11 +11,13 @@ from bigfleet.conformance.areas.life import expect_unbound
 from bigfleet.conformance.areas.listing import cursor_now, delta_since, expect_ids, ids_of, listed_by_pages
 from bigfleet.conformance.areas.race import expect_distinct, settle_all, together
 from bigfleet.conformance.areas.shape import (
+    expect_accepted,
     expect_fitting,
     expect_named,
     expect_placed,
     expect_priced,
     expect_ratios,
+    expect_sized,
 )
 from bigfleet.conformance.behaviour import Area
 from bigfleet.conformance.calls import machine_text
@@ -44,6 +46,15 @@ _DRIFTING = 20
 _QUIET_SECONDS = 2.0
 _QUIET_READS = 4
 _S = MachineState
+_SHAPES = (
+    expect_named,
+    expect_placed,
+    expect_priced,
+    expect_ratios,
+    expect_fitting,
+    expect_accepted,
+    expect_sized,
+)
 
 
 @AREA.behaviour(1, ConformanceProfile.SCALE)
@@ -53,7 +64,7 @@ async def everything_is_there(lab: Lab) -> None:
     count = len(ids_of(machines, "the full list"))
     expect(count >= lab.scale_count, f"the full list has at least {lab.scale_count} machines", count)
     for machine in machines:
-        for expect_shape in (expect_named, expect_placed, expect_priced, expect_ratios, expect_fitting):
+        for expect_shape in _SHAPES:
             expect_shape(machine)
 
 

@@ -134,6 +134,11 @@ class Multiplex:
                 return part
         raise LookupError(f"no part has machines like {machine_id!r}; the prefixes are {', '.join(self._parts)}")
 
+    def host_scope(self, machine_id: str) -> str:
+        """Return the first prefix of a machine's part: each part names its hosts by itself."""
+        own = next((part for prefix, part in self._parts.items() if machine_id.startswith(prefix)), None)
+        return next((prefix for prefix, part in self._parts.items() if part is own), "")
+
     # ---- facts ---------------------------------------------------------------------------------------------------
 
     async def inventory(self) -> PartialFacts:

@@ -17,15 +17,24 @@ from bigfleet.model.states import MachineState
 from bigfleet.model.validation import validate
 from bigfleet.provider.backend import ExistingHost, Host, PartialFacts, Slot
 from bigfleet.provider.inventory.offers import Offers
+from bigfleet.provider.inventory.shared_hosts import NamedHosts
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.invoke import BackendAdapter
 from bigfleet.provider.records.lifecycle import failed, in_service, new_record, recovered_with_host, with_facts
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import ErrorCode, Record
-from bigfleet.provider.records.refusal import ChangeRefused, OfferingsRefused, StartRefused
+from bigfleet.provider.records.refusal import ChangeRefused, HostShared, OfferingsRefused, StartRefused
 from bigfleet.provider.records.reset import with_label
-from bigfleet.provider.records.validate import Fault, Reason, change_fault, entry_id, facts_fault, type_fault
+from bigfleet.provider.records.validate import (
+    Fault,
+    Reason,
+    change_fault,
+    entry_id,
+    facts_fault,
+    joined_faults,
+    type_fault,
+)
 from bigfleet.provider.storage.ledger import Change, Ledger
 
 _log = structlog.get_logger("bigfleet.provider.inventory.reconcile")
@@ -72,6 +81,8 @@ class _Seen:
     host: ExistingHost | None = None
     #: A refused fact: the id is there, but nothing is taken from it.
     is_refused: bool = False
+    #: What the inventory named under the id, refused entries too.
+    named: set[type[Slot]] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -297,6 +308,7 @@ class InventoryReconciler:
         offered = await self._offered()
         seen = {machine_id: _Seen(slot=slot) for machine_id, slot in offered.items()}
         faults = [(machine_id, Fault(Reason.ID, text)) for machine_id, text in inventory.refused]
+        named_hosts = NamedHosts(self._ledger.view.hosts)
         are_slots_taken = self._offers is None or not self._offers.replaces_inventory
         for number, stated in enumerate(inventory.facts):
             if number % _LOOK_CHUNK == _LOOK_CHUNK - 1:
@@ -305,10 +317,16 @@ class InventoryReconciler:
             is_host = isinstance(stated, ExistingHost)
             if not is_host and (named in offered or not are_slots_taken):
                 continue
+            named_hosts.take(named, stated)
             entry = seen.setdefault(named, _Seen())
+            kind = ExistingHost if is_host else Slot
+            if kind in entry.named:
+                faults.append((named, Fault(Reason.DUPLICATE, "the inventory names this id twice")))
+                entry.is_refused = True
+            entry.named.add(kind)
             fault = type_fault(stated)
             fact = stated if fault is not None else with_label(stated, self._adapter.reset)
-            fault = fault or self._fault(fact, entry)
+            fault = fault or self._fault(fact)
             if fault is not None:
                 faults.append((named, fault))
                 entry.is_refused = True
@@ -316,20 +334,21 @@ class InventoryReconciler:
                 entry.host = fact
             else:
                 entry.slot = fact
+        for machine_id, fault in named_hosts.faults():
+            faults.append((machine_id, fault))
+            seen[machine_id].is_refused = True
         for machine_id, slot in offered.items():
             record = self._ledger.view.get(machine_id)
             fault = None if record is None else change_fault(record, slot)
             if fault is not None:
                 faults.append((machine_id, fault))
                 seen[machine_id].is_refused = True
-        return seen, faults
+        return seen, joined_faults(faults)
 
-    def _fault(self, fact: Slot, entry: _Seen) -> Fault | None:
+    def _fault(self, fact: Slot) -> Fault | None:
         fault = facts_fault(fact)
         if fault is not None:
             return fault
-        if (entry.host if isinstance(fact, ExistingHost) else entry.slot) is not None:
-            return Fault(Reason.DUPLICATE, "the inventory names this id twice")
         record = self._ledger.view.get(fact.id)
         return None if record is None else change_fault(record, fact)
 
@@ -490,7 +509,8 @@ class InventoryReconciler:
                 await self._ledger.commit_until_done(lambda: change)
             except ChangeRefused as refused:
                 entry.is_refused = True
-                self._quarantine.put(machine_id, Fault(Reason.TYPE, str(refused)))
+                reason = Reason.SHARED_HOST if isinstance(refused, HostShared) else Reason.TYPE
+                self._quarantine.put(machine_id, Fault(reason, str(refused)))
                 return
             self._admissions.committed(change)
         self._metrics.reconcile_changes.labels(effect.value).inc()

@@ -17,6 +17,7 @@ from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.operations.admission import Admissions
 from bigfleet.provider.operations.invoke import BackendAdapter, DeadlinePassed, within
 from bigfleet.provider.operations.operation_runner import OperationRunner
+from bigfleet.provider.operations.recovery import Recovery
 from bigfleet.provider.records.lifecycle import recovered_serving, recovered_slot, recovered_with_host
 from bigfleet.provider.records.quarantine import FactsQuarantine
 from bigfleet.provider.records.record import Record
@@ -54,6 +55,7 @@ class Administration:
         clock: Clock,
         metrics: ProviderMetrics,
         adapter: BackendAdapter,
+        recovery: Recovery,
     ) -> None:
         self._ledger = ledger
         self._work = work
@@ -63,6 +65,7 @@ class Administration:
         self._clock = clock
         self._metrics = metrics
         self._adapter = adapter
+        self._recovery = recovery
 
     def status(self, who: str) -> dict[str, Any]:
         """Return counts by state, the failed machines with age and error, the brake with its ids, the store."""
@@ -83,6 +86,7 @@ class Administration:
                     "host": record.machine.host.ref,
                     "seconds": (now - record.state_since_unix_nanos) // NANOS_PER_SECOND,
                     "error": record.machine.last_error,
+                    "recovery": self._recovery.failing(record.id),
                 }
                 for record in failed[:LISTED_MAX]
             ],
@@ -160,6 +164,9 @@ class Administration:
         """Let the backend remove its own mark that the host serves a cluster. Raises AdminRefused if it does not."""
         machine, marks = record.machine, self._adapter.marks
         if marks is None or not machine.host.is_present:
+            return
+        if self._ledger.view.hosts.others(record.id, machine.host.ref):
+            # The mark is that of the other machine, which may serve.
             return
         call = self._adapter.call(marks.mark_out_of_service, machine, on_late=lambda _result: None)
         try:

@@ -37,6 +37,7 @@ from bigfleet.provider.records.refusal import Code, NotReady, Refused, StoreDown
 from bigfleet.provider.records.reset import reuse_fault
 from bigfleet.provider.storage.blob_encryption import BlobKey
 from bigfleet.provider.storage.ledger import Change, Encode, Ledger
+from bigfleet.provider.storage.machines_by_host import shared_text
 from bigfleet.provider.storage.store import Store
 from bigfleet.provider.storage.view import ListAnswer
 
@@ -92,6 +93,7 @@ class CapacityCore:
             metrics=metrics,
             committing=self._committing,
             is_serial=self._adapter.admits is not None,
+            host_scope=self._adapter.host_scope,
             on_health=self._report_health,
         )
         self.quarantine = FactsQuarantine(metrics)
@@ -169,6 +171,7 @@ class CapacityCore:
             clock=clock,
             metrics=metrics,
             adapter=adapter,
+            recovery=self._recovery,
         )
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -423,6 +426,9 @@ class CapacityCore:
             raise Refused(Code.ABORTED, f"{message}{record.id} is {record.state.name}")
         if call.kind is Kind.DELETE and record.slot.fixed:
             raise Refused(Code.UNIMPLEMENTED, f"{record.id} is fixed capacity: it cannot be deleted")
+        others = self._ledger.view.hosts.others(record.id, record.machine.host.ref)
+        if others:
+            raise Refused(Code.ABORTED, f"{record.id}: {shared_text(record.machine.host.ref, others)}")
         fault = reuse_fault(record, call.cluster) if call.kind is Kind.CONFIGURE else ""
         if fault:
             raise Refused(Code.ABORTED, fault)

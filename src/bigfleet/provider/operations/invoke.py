@@ -27,9 +27,11 @@ from bigfleet.provider.backend import (
     MarksOutOfService,
     PartialFacts,
     Ready,
+    ScopesHosts,
 )
 from bigfleet.provider.operations.dispatch import DispatchLane
 from bigfleet.provider.records.kinds import Kind
+from bigfleet.provider.storage.machines_by_host import HostScope, one_scope
 
 T = TypeVar("T")
 #: A page that never ends is a broken page.
@@ -51,6 +53,7 @@ _SIGNATURES = {
     "consult": ("lookup",),
     "consult_hosts": ("hosts",),
     "identify": ("stored",),
+    "host_scope": ("machine_id",),
     "ready": ("machine", "cluster", "op"),
 }
 _REQUIRED = ("inventory", "create", "configure", "drain")
@@ -132,6 +135,8 @@ class BackendAdapter:
         self.admits: Admits | None = backend if isinstance(backend, Admits) else None
         #: HostRef.provider of every host.
         self.provider = provider or backend.provider
+        #: The name space of a machine's host_ref.
+        self.host_scope: HostScope = backend.host_scope if isinstance(backend, ScopesHosts) else one_scope
         #: What a Drain leaves, as the author declared it.
         self.reset = backend.limits.reset
         self._threads = threads

@@ -31,6 +31,7 @@ from bigfleet.provider.records.refusal import StoreDown
 from bigfleet.provider.records.reset import drained, host_with_label
 from bigfleet.provider.records.validate import host_fault, is_number, is_text
 from bigfleet.provider.storage.ledger import Change, Ledger
+from bigfleet.provider.storage.machines_by_host import shared_text
 
 _log = structlog.get_logger("bigfleet.provider.operations.operation_runner")
 
@@ -215,8 +216,18 @@ class OperationRunner:
             for kind in self._owed_places.pop(machine_id, ()):
                 self.dispatch[kind].leave()
 
+    def _shared_host(self, owner: Record | Machine, ref: str) -> str:
+        """Return the sentence about a host that is another machine's already, "" for one that is not."""
+        others = self._ledger.view.hosts.others(owner.id, ref)
+        return shared_text(ref, others) if others else ""
+
     async def _actuate(self, job: _Job, op: Op) -> Verdict:
         kind = job.operation.kind
+        # An operation that a restart resumes; no new one is accepted.
+        shared = self._shared_host(job.machine, job.machine.host.ref)
+        if shared:
+            self.dispatch[kind].breaker.ended_without_word()
+            return Failed(ErrorCode.BACKEND, f"the backend was not called: {shared}")
         started_seconds = self._clock.monotonic_seconds()
         outcome = "final"
         try:
@@ -370,8 +381,9 @@ class OperationRunner:
             now = self._clock.unix_nanos()
             if isinstance(verdict, OperationDone) and isinstance(verdict.result, Host):
                 fault = host_fault(record, verdict.result)
-                if fault is not None:
-                    verdict = Failed(ErrorCode.BACKEND, f"create returned a bad host: {fault.text}")
+                text = self._shared_host(record, verdict.result.ref) if fault is None else fault.text
+                if text:
+                    verdict = Failed(ErrorCode.BACKEND, f"create returned a bad host: {text}")
             if isinstance(verdict, OperationDone):
                 result, reset = verdict.result, self._adapter.reset
                 if isinstance(result, Host):
@@ -469,6 +481,10 @@ class OperationRunner:
         adapter = self._adapter
         record = self._ledger.view.get(job.machine.id)
         machine = job.machine if record is None else record.machine
+        shared = "" if host is None else self._shared_host(machine, host.ref)
+        if shared:
+            _log.error("operation.compensation_skipped", machine=machine.id, operation_id=op.id, error=shared)
+            return False
         if adapter.compensates is not None:
             call = adapter.call(
                 adapter.compensates.compensate, machine, LateResult(op=op, host=host), on_late=lambda _result: None

@@ -29,11 +29,13 @@ from bigfleet.provider.records.record import ErrorCode, Record
 from bigfleet.provider.records.reset import unbound
 from bigfleet.provider.records.validate import host_fault
 from bigfleet.provider.storage.ledger import Change, Ledger
+from bigfleet.provider.storage.machines_by_host import shared_text
 
 _log = structlog.get_logger("bigfleet.provider.operations.recovery")
 
 HOLD_SECONDS_MAX = 3600.0
-TRIES_MAX = 3
+#: Errors after which the intervals grow, from a minute on.
+TRIES_EAGER = 3
 ADOPT_SECONDS_MAX = 60.0
 #: After a transient error at least so long, also when a stockout asked for no hold.
 _TRANSIENT_SECONDS_MIN = 60.0
@@ -48,6 +50,8 @@ class _Patient:
     state_revision: int
     #: Looks that failed, those that may succeed later by themselves aside.
     tries: int = 0
+    #: Why the last look failed.
+    error: str = ""
 
 
 class Recovery:
@@ -135,25 +139,38 @@ class Recovery:
             self._postpone(patient, record, error)
 
     def _postpone(self, patient: _Patient, record: Record, error: Exception) -> None:
-        """Look again after the hold; give up after three errors that are not transient."""
+        """Look again after the hold, and after three errors that are not transient at growing intervals.
+
+        An outage must not leave machines to a person only because a program reports it with another exit code.
+        """
         hold_seconds = self._hold(record)
         if isinstance(error, Transient):
             # The host or the substrate cannot be asked now, which says nothing about the machine.
             hold_seconds = min(HOLD_SECONDS_MAX, max(hold_seconds, _TRANSIENT_SECONDS_MIN))
         else:
             patient.tries += 1
-        is_over = patient.tries >= TRIES_MAX
+            if patient.tries >= TRIES_EAGER:
+                doublings = min(patient.tries - TRIES_EAGER + 1, 10)
+                hold_seconds = min(HOLD_SECONDS_MAX, max(hold_seconds, _TRANSIENT_SECONDS_MIN) * (1 << doublings))
+            if patient.tries == TRIES_EAGER:
+                self._metrics.recoveries.labels("auto", "retried").inc()
+        patient.error = f"{type(error).__name__}: {error}"
         _log.warning(
             "recovery.failed",
             machine=record.id,
             attempt=patient.tries,
-            again_in_seconds=None if is_over else hold_seconds,
-            error=f"{type(error).__name__}: {error}",
+            again_in_seconds=hold_seconds,
+            error=patient.error,
         )
-        if is_over:
-            self._metrics.recoveries.labels("auto", "gave_up").inc()
-        else:
-            heapq.heappush(self._due, (self._clock.monotonic_seconds() + hold_seconds, record.id))
+        heapq.heappush(self._due, (self._clock.monotonic_seconds() + hold_seconds, record.id))
+
+    def failing(self, machine_id: str) -> str:
+        """Return how often a failed machine could not be looked at and why, "" for one that could or was not yet."""
+        patient = self._patients.get(machine_id)
+        if patient is None or not patient.error:
+            return ""
+        tries = f"failed {patient.tries} times" if patient.tries != 1 else "failed once"
+        return f"{tries if patient.tries else 'waits for the substrate'}; {patient.error}"
 
     async def _look(self, record: Record) -> Found | None:
         """Ask what is there, and give a host back that may not be reused; None leaves the machine FAILED."""
@@ -166,6 +183,9 @@ class Recovery:
         fault = None if found.host is None else host_fault(record, found.host)
         if fault is not None:
             raise ValueError(f"adopt found a bad host: {fault.text}")
+        others = () if found.host is None else self._ledger.view.hosts.others(record.id, found.host.ref)
+        if found.host is not None and others:
+            raise ValueError(f"adopt found a bad host: {shared_text(found.host.ref, others)}")
         is_bound = bool(machine.cluster)
         if found.kind is FoundKind.SERVING and not is_bound:
             raise ValueError("adopt found an unbound machine serving a cluster")

@@ -39,6 +39,10 @@ class ProgramFailed(Exception):
     """The program failed for good."""
 
 
+class ProgramNotStarted(ProgramFailed):
+    """The program is missing, or is nothing that can be executed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramResult:
     """How one run ended."""
@@ -145,7 +149,7 @@ class ProgramRunner:
             if error.errno in _TRANSIENT_ERRORS:
                 raise Transient(text) from error
             hint = "; begin a script with #! and its interpreter" if error.errno == errno.ENOEXEC else ""
-            raise ProgramFailed(text + hint) from error
+            raise ProgramNotStarted(text + hint) from error
 
     async def _outcome(
         self,

@@ -46,6 +46,10 @@ class ChangeRefused(Exception):
     """A change holds a value that cannot be written: nothing of it happened, and no retry helps."""
 
 
+class HostShared(ChangeRefused):
+    """A change gives a machine a host that is another machine's already."""
+
+
 class StartRefused(Exception):
     """The provider cannot start; the message names the flag or file and the fault."""
 

@@ -11,6 +11,14 @@ from dataclasses import fields
 from enum import Enum
 from typing import Final, NamedTuple
 
+from bigfleet.model.limits.record_limits import (
+    PRICE_USD_PER_HOUR_MAX,
+    counts_fault,
+    high_price_text,
+    long_fault,
+    texts_fault,
+    texts_of,
+)
 from bigfleet.model.quantity import QuantityError, parse_quantity
 from bigfleet.model.states import CapacityType
 from bigfleet.provider.backend import ExistingHost, Host, Reset, Slot
@@ -28,8 +36,10 @@ class Reason(Enum):
     ID = "id"
     IMMUTABLE = "immutable"
     DUPLICATE = "duplicate"
+    SHARED_HOST = "shared_host"
     MISSING = "missing"
     TYPE = "type"
+    LIMITS = "limits"
 
 
 class Fault(NamedTuple):
@@ -37,6 +47,22 @@ class Fault(NamedTuple):
 
     reason: Reason
     text: str
+
+
+def joined_faults(faults: Iterable[tuple[str, Fault]]) -> list[tuple[str, Fault]]:
+    """Return one fault for each id: all its texts, in order; the reason is the first, or that the id comes twice."""
+    by_id: dict[str, list[Fault]] = {}
+    for machine_id, fault in faults:
+        found = by_id.setdefault(machine_id, [])
+        if fault not in found and len(found) < _TEXTS_JOINED_MAX:
+            found.append(fault)
+    return [(machine_id, _joined(found)) for machine_id, found in by_id.items()]
+
+
+def _joined(faults: list[Fault]) -> Fault:
+    is_duplicate = any(fault.reason is Reason.DUPLICATE for fault in faults)
+    reason = Reason.DUPLICATE if is_duplicate else faults[0].reason
+    return Fault(reason, "; ".join(fault.text for fault in faults))
 
 
 def _fields_of(owner: type[Slot] | type[Host], kind: object) -> tuple[str, ...]:
@@ -56,6 +82,8 @@ _QUANTITY = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:m|k|M|G|Ki|Mi|Gi)?", re.ASCII)
 _RESETS = tuple(reset.value for reset in Reset)
 #: Whole numbers up to here are the same as a float, which is what the wire and the store take.
 _WHOLE_NUMBER_MAX = 2**53
+#: Of one id; the others are seen once these are repaired.
+_TEXTS_JOINED_MAX = 5
 _FORBIDDEN_LABELS = frozenset(
     {
         "instance-type",
@@ -172,7 +200,24 @@ def facts_fault(facts: Slot, *, price_key: str = PRICE_KEY) -> Fault | None:
         or probability_fault(facts.interruption_probability, facts.capacity_type)
         or labels_fault(facts.labels)
         or shape_fault(facts.resources, facts.allocatable)
+        or _limits_fault(facts.resources, facts.allocatable, facts.labels, facts)
     )
+
+
+def _limits_fault(
+    resources: Mapping[str, str], allocatable: Mapping[str, str], labels: Mapping[str, str], owner: Slot | Host
+) -> Fault | None:
+    """Return what a shard would reject of the texts and counts of a slot or host, or None."""
+    long = None
+    texts: list[str] = []
+    if isinstance(owner, Slot):
+        texts += (owner.instance_type, owner.zone)
+    if isinstance(owner, ExistingHost | Host):
+        ref = owner.host_ref if isinstance(owner, ExistingHost) else owner.ref
+        long = long_fault("host_ref", ref) or long_fault("node_name", owner.node_name)
+    text = long or counts_fault(resources, allocatable, labels)
+    text = text or texts_fault([*texts, *texts_of(resources, allocatable, labels)])
+    return None if text is None else Fault(Reason.LIMITS, text)
 
 
 def price_fault(usd_per_hour: float, capacity_type: CapacityType, key: str = PRICE_KEY) -> Fault | None:
@@ -181,6 +226,8 @@ def price_fault(usd_per_hour: float, capacity_type: CapacityType, key: str = PRI
         return Fault(Reason.PRICE, f"{key} is {usd_per_hour!r:.64}, it must be a number")
     if not math.isfinite(usd_per_hour) or usd_per_hour < 0:
         return Fault(Reason.PRICE, f"{key} is {usd_per_hour}, it must be finite and not negative")
+    if usd_per_hour > PRICE_USD_PER_HOUR_MAX:
+        return Fault(Reason.PRICE, high_price_text(usd_per_hour, key))
     if usd_per_hour == 0 and capacity_type is not CapacityType.BARE_METAL:
         return Fault(Reason.PRICE, f"{key} is 0, which only bare metal may have, not {capacity_type.label}")
     return None
@@ -253,7 +300,11 @@ def host_fault(record: Record, host: Host) -> Fault | None:
         fault = price_fault(host.price_usd_per_hour, machine.capacity_type)
         if fault is not None:
             return fault
-    return labels_fault(host.labels or {}) or shape_fault(
-        machine.resources if host.resources is None else host.resources,
-        machine.allocatable if host.allocatable is None else host.allocatable,
+    resources = machine.resources if host.resources is None else host.resources
+    allocatable = machine.allocatable if host.allocatable is None else host.allocatable
+    labels = host.labels or {}
+    return (
+        labels_fault(labels)
+        or shape_fault(resources, allocatable)
+        or _limits_fault(resources, allocatable, labels, host)
     )

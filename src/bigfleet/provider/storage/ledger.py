@@ -23,9 +23,10 @@ from bigfleet.model.states import CapacityType, MachineState
 from bigfleet.provider.metrics import ProviderMetrics
 from bigfleet.provider.records.fence import Fence, Mark, Token
 from bigfleet.provider.records.record import Record
-from bigfleet.provider.records.refusal import ChangeRefused, StartRefused, StoreDown
+from bigfleet.provider.records.refusal import ChangeRefused, HostShared, StartRefused, StoreDown
 from bigfleet.provider.storage.blob_encryption import Sealed
 from bigfleet.provider.storage.cursor import INCARNATION_BYTES
+from bigfleet.provider.storage.machines_by_host import HostScope, one_scope, shared_text
 from bigfleet.provider.storage.store import Batch, Store
 from bigfleet.provider.storage.view import CommittedView, Tombstone
 
@@ -87,11 +88,12 @@ class Ledger:
         metrics: ProviderMetrics,
         committing: Executor | None,
         is_serial: bool = False,
+        host_scope: HostScope = one_scope,
         on_health: Callable[[], None] = lambda: None,
     ) -> None:
         """`is_serial` gives all machines one turn together, for a backend whose slots share room.
 
-        `on_health` is called whenever `is_up` changes.
+        `host_scope` returns the name space of a machine's host_ref. `on_health` is called whenever `is_up` changes.
         """
         self._store = store
         self._clock = clock
@@ -101,6 +103,7 @@ class Ledger:
         self._metrics = metrics
         self._committing = committing
         self._is_serial = is_serial
+        self._host_scope = host_scope
         #: Stored blobs by machine.
         self._sealed: dict[str, Sealed] = {}
         self._turns: dict[str, _Turn] = {}
@@ -116,13 +119,13 @@ class Ledger:
         #: What the backend stored about the place of its hosts.
         self.identity: Mapping[str, str] = {}
         self.fence = Fence()
-        self.view = CommittedView(incarnation=bytes(INCARNATION_BYTES), head=0, floor=0, rng=rng)
+        self.view = self._empty_view(bytes(INCARNATION_BYTES), 0, 0)
 
     async def open(self) -> None:
         """Load the store and begin to commit. Raises StartRefused."""
         incarnation = self._new_incarnation()
         loaded = await self._offload(lambda: self._store.load(incarnation))
-        self.view = CommittedView(incarnation=loaded.incarnation, head=loaded.head, floor=loaded.floor, rng=self._rng)
+        self.view = self._empty_view(loaded.incarnation, loaded.head, loaded.floor)
         for record in loaded.records:
             # Frozen for its readers; there are none so far, and a copy of each would take as long as reading it.
             object.__setattr__(record, "wire", self._encode(record.machine, record.metadata))
@@ -147,6 +150,11 @@ class Ledger:
         except StoreDown as error:
             raise StartRefused(f"the state takes no commit: {error}") from error
         self.identity = identity
+
+    def _empty_view(self, incarnation: bytes, head: int, floor: int) -> CommittedView:
+        return CommittedView(
+            incarnation=incarnation, head=head, floor=floor, rng=self._rng, host_scope=self._host_scope
+        )
 
     async def close(self) -> None:
         """Commit what is pending and close the store."""
@@ -308,7 +316,8 @@ class Ledger:
             record = entry.change.record
             machine_id = entry.change.removed_id if record is None else record.id
             _log.error("store.change_refused", machine=machine_id, exc_info=error)
-            _answer(entry, ChangeRefused(f"it cannot be written: {type(error).__name__}: {error}"))
+            refused = f"it cannot be written: {type(error).__name__}: {error}"
+            _answer(entry, error if isinstance(error, ChangeRefused) else ChangeRefused(refused))
 
     def _set_up(self, is_up: bool) -> None:
         if self.is_up != is_up:
@@ -318,6 +327,7 @@ class Ledger:
 
     def _batch(self, changes: Sequence[Change]) -> tuple[Batch, list[Record | None]]:
         """Give the changes their revisions, in order. Nothing is applied here."""
+        self._check_hosts(changes)
         now = self._clock.unix_nanos()
         head = self.view.head
         records: list[Record | None] = []
@@ -356,6 +366,26 @@ class Ledger:
             needs_room=not self.is_up,
         )
         return batch, records
+
+    def _check_hosts(self, changes: Sequence[Change]) -> None:
+        """Raise HostShared for a change that gives a machine the host of another one, the changes before it counted."""
+        hosts = self.view.hosts
+        taken: dict[tuple[str, str], str] = {}
+        left: set[tuple[str, str]] = set()
+        for change in changes:
+            machine_id = change.removed_id if change.record is None else change.record.id
+            if machine_id is None:
+                continue
+            old = self.view.get(machine_id)
+            old_ref = "" if old is None else old.machine.host.ref
+            ref = "" if change.record is None else change.record.machine.host.ref
+            if ref == old_ref:
+                continue
+            left.add((machine_id, old_ref))
+            others = tuple(each for each in hosts.others(machine_id, ref) if (each, ref) not in left)
+            first = taken.setdefault((hosts.scope_of(machine_id), ref), machine_id) if ref else machine_id
+            if others or first != machine_id:
+                raise HostShared(shared_text(ref, others or (first,)))
 
     def _ended_seals(
         self, written: Sequence[Record], tombstones: Sequence[Tombstone], sealed: Sequence[Sealed]

@@ -15,6 +15,7 @@ from bigfleet.model.validation import ensure
 from bigfleet.provider.records.record import Record
 from bigfleet.provider.storage.change_log import ChangeLog
 from bigfleet.provider.storage.cursor import Cursor, CursorRejection, decode_cursor
+from bigfleet.provider.storage.machines_by_host import HostScope, MachinesByHost, one_scope
 
 TOMBSTONES_MAX = 200_000
 TOMBSTONE_SECONDS_MAX = 24 * 3600.0
@@ -86,7 +87,9 @@ class CommittedView:
     record and a tombstone; tombstones are in revision order; no revision is beyond `head`.
     """
 
-    def __init__(self, *, incarnation: bytes, head: int, floor: int, rng: Rng) -> None:
+    def __init__(
+        self, *, incarnation: bytes, head: int, floor: int, rng: Rng, host_scope: HostScope = one_scope
+    ) -> None:
         #: 8 bytes of every cursor; a change of them ends all cursors.
         self.incarnation = incarnation
         self._rng = rng
@@ -96,6 +99,8 @@ class CommittedView:
         self.floor = floor
         self._records: dict[str, Record] = {}
         self._change_log = ChangeLog()
+        #: The machines by their host.
+        self.hosts = MachinesByHost(host_scope)
         self._states: defaultdict[MachineState, _StateIndex] = defaultdict(_StateIndex)
         #: By id, in revision order.
         self._tombstones: dict[str, Tombstone] = {}
@@ -148,6 +153,7 @@ class CommittedView:
         self._tombstones.pop(record.id, None)
         self._records[record.id] = record
         self._change_log.append(record)
+        self.hosts.add(record.id, record.machine.host.ref)
         self._states[record.state].add(record.id)
         self.counts[record.state, record.machine.capacity_type] += 1
         self.head = max(self.head, record.revision)
@@ -160,6 +166,7 @@ class CommittedView:
 
     def _forget(self, old: Record) -> None:
         self._change_log.remove(old.revision)
+        self.hosts.remove(old.id, old.machine.host.ref)
         self._states[old.state].remove(old.id)
         self.counts[old.state, old.machine.capacity_type] -= 1
 

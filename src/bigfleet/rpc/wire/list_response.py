@@ -14,11 +14,11 @@ from google.protobuf.message import DecodeError
 
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
+from bigfleet.model.limits.record_limits import RECORD_BYTES_MAX
 from bigfleet.rpc.wire.convert_machine import machine_from_wire
 from bigfleet.rpc.wire.gen import provider_pb2
 from bigfleet.rpc.wire.repeated_fields import cut
 from bigfleet.rpc.wire.split_records import RecordSplitter
-from bigfleet.shard.inventory.record_checks import RECORD_BYTES_MAX
 from bigfleet.shard.ports import ListedMachine, Listing, OversizedRecord, ProviderRefusal, RefusalKind
 
 #: Fields that are found before other tasks get their turn, some milliseconds of work.

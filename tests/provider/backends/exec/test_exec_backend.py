@@ -188,6 +188,30 @@ async def test_what_an_exit_code_means(code: int, output: str, error: type[Excep
     assert backend.configuration_fault == ""
 
 
+@pytest.mark.parametrize("is_missing", [True, False], ids=["missing", "not executable"])
+async def test_a_program_that_cannot_be_started_is_a_fault_until_it_can(is_missing: bool, rack: Rack) -> None:
+    backend = await rack.backend()
+    program = rack.folder / "program"
+    away = rack.folder / "away"
+    if is_missing:
+        program.rename(away)
+    else:
+        program.chmod(0o644)
+    for call in (backend.create(MACHINE, op()), backend.inventory()):
+        with pytest.raises(ProgramFailed):
+            await call
+        assert backend.fault.startswith("the program cannot be started: ")
+        assert str(program) in backend.fault
+    if is_missing:
+        away.rename(program)
+    else:
+        program.chmod(0o755)
+    rack.answer("create", "", code=1)
+    with pytest.raises(ProgramFailed):
+        await backend.create(MACHINE, op())
+    assert backend.fault == ""
+
+
 async def test_a_node_name_with_a_part_of_the_blob_is_refused(rack: Rack) -> None:
     backend = await rack.backend()
     rack.answer("configure", json.dumps({"node_name": BLOB[20:50].decode()}))

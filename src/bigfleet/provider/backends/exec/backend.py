@@ -96,6 +96,11 @@ class ExecBackend:
         """What the program said of its configuration when it was last run, "" for nothing."""
         return self._calls.configuration_fault
 
+    @property
+    def fault(self) -> str:
+        """Why no call can succeed now, "" for nothing known."""
+        return self._calls.fault
+
     def take_offers(self, slots: Iterable[Slot]) -> None:
         """Take the slots that are offered beside the program's, so that its hosts may leave out what they say."""
         self._offered = {slot.id: slot for slot in slots}
@@ -115,7 +120,7 @@ class ExecBackend:
         began_seconds = self._clock.monotonic_seconds()
         # Not the map of now: the slots may come while the program runs.
         lines = InventoryLines(lambda machine_id: self._offered.get(machine_id))
-        result = await self._calls.runner.run(
+        result = await self._calls.run(
             INVENTORY, {}, seconds=self._description.inventory_seconds_max, take_output=lines.take
         )
         self._calls.check(INVENTORY, result)

@@ -16,6 +16,7 @@ from bigfleet.provider.programs.redaction import redacted
 from bigfleet.provider.programs.runner import (
     TRANSIENT_EXIT_CODE,
     ProgramFailed,
+    ProgramNotStarted,
     ProgramResult,
     ProgramRunner,
     decoded,
@@ -76,6 +77,25 @@ class ProgramCalls:
         self._clock = clock
         #: The program's last word was that it is configured wrongly: its text, else "".
         self.configuration_fault = ""
+        #: Why the program could not be started when it was last run, else "".
+        self.start_fault = ""
+
+    @property
+    def fault(self) -> str:
+        """Why no call can succeed now, "" for nothing known."""
+        if self.start_fault:
+            return f"the program cannot be started: {self.start_fault}"
+        return f"the program is configured wrongly: {self.configuration_fault}" if self.configuration_fault else ""
+
+    async def run(self, verb: str, question: Mapping[str, Any], **bounds: Any) -> ProgramResult:
+        """Run the program to its end, as `ProgramRunner.run` does, and note whether it could be started."""
+        try:
+            result = await self.runner.run(verb, question, **bounds)
+        except ProgramNotStarted as error:
+            self.start_fault = str(error)
+            raise
+        self.start_fault = ""
+        return result
 
     def question(self, machine: MachineView, op: Op | None) -> dict[str, Any]:
         """Return the part of the JSON input that all verbs of a machine have."""
@@ -107,7 +127,7 @@ class ProgramCalls:
     ) -> T:
         """Run a verb and return its answer. Raises Transient, Stockout or ProgramFailed."""
         whole = {**question, "blob": base64.b64encode(blob).decode()} if verb == "configure" else question
-        result = await self.runner.run(
+        result = await self.run(
             verb,
             whole,
             seconds=seconds,

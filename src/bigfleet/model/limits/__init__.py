@@ -1,0 +1,1 @@
+"""Defines limits that several packages check alike."""

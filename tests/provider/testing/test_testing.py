@@ -68,7 +68,7 @@ async def test_a_core_is_made_and_certified_in_a_few_lines() -> None:
     await core.stop()
 
     assert report.verdict is testkit.Verdict.CERTIFIED, [result for result in report.results if result.reason]
-    assert len(report.results) == 69
+    assert len(report.results) == 73
 
 
 def test_ids_are_of_their_seed() -> None:

@@ -539,6 +539,16 @@ def test_an_unmet_need_is_what_its_waiting_pods_say() -> None:
     assert cluster.says("a")[1:] == ("Unmet", "PriorityStarved")
 
 
+def test_a_pod_that_was_given_up_says_so_also_while_its_need_is_unmet() -> None:
+    """Its request is not part of the need."""
+    cluster = Cluster()
+    cluster.objects.put(request("a", pod_uid="p"))
+    cluster.report("a")
+    cluster.pods.waits["p"] = _waiting(PodWait.NOT_FOR_WANT_OF_CAPACITY)
+
+    assert cluster.says("a")[1:] == ("NotForWantOfCapacity", "None")
+
+
 # ---- properties -----------------------------------------------------------------------------------------------------
 
 _NAMES = st.sampled_from("abc")

@@ -265,6 +265,22 @@ def test_requests_that_are_set_aside_are_in_no_row_until_they_are_back(
             assert (builder.vector(id) or {}).keys() <= builder.resource_names(_row_id(each))
 
 
+def test_a_row_of_which_all_requests_are_set_aside_is_back_with_them() -> None:
+    builder = RollUpBuilder(CLUSTER)
+    builder.put(request("a", {"cpu": "1"}))
+    builder.put(request("b", {"cpu": "2"}))
+    before = builder.rows()
+    builder.set_aside("a", True)
+    builder.set_aside("b", True)
+    builder.put(request("c", {"cpu": "4"}))
+    builder.remove("c")
+    assert builder.rows() == ()
+
+    builder.set_aside("a", False)
+    builder.set_aside("b", False)
+    assert builder.rows() == before
+
+
 def _row_id(given: CapacityRequest) -> tuple[str, str]:
     mapped = map_request(given)
     return mapped.profile.fingerprint, mapped.group

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bigfleet.model.frames import UnmetReason
 from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
-from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
+from bigfleet.operator.demand.scheduling_messages import pod_reasons_of, reasons_of, waits_for_capacity
 from bigfleet.operator.demand.waiting import (
     LOOK_SECONDS,
     SEARCH_SECONDS,
@@ -351,6 +351,33 @@ def test_a_pod_that_waits_for_a_volume_is_not_asked_for_until_it_waits_for_capac
     assert cluster.asked() == []
     cluster.pass_time(10)
     assert cluster.asked() == ["cr-a"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reasons"),
+    [
+        (NO_CPU, set()),
+        ("no nodes available to schedule pods", set()),
+        ("0/0 nodes are available: no nodes available to schedule pods.", set()),
+        ("0/3 nodes are available: 3 cannot allocate all claims, 1 something new.", set()),
+        ("0/3 nodes are available: 3 node(s) unavailable due to pvc(s) bound to non-existent pv(s).", set()),
+        (
+            "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            {"pod has unbound immediate PersistentVolumeClaims"},
+        ),
+        (
+            "0/3 nodes are available: 3 pod has unbound immediate PersistentVolumeClaims.",
+            {"pod has unbound immediate PersistentVolumeClaims"},
+        ),
+        (
+            "0/3 nodes are available: request d: device class nope does not exist.",
+            {"request d: device class nope does not exist"},
+        ),
+        ('persistentvolumeclaim "data" not found', {'persistentvolumeclaim "data" not found'}),
+    ],
+)
+def test_reasons_of_the_pod_itself_are_separate_from_those_of_nodes(message: str, reasons: set[str]) -> None:
+    assert pod_reasons_of(message) == reasons
 
 
 def test_reasons_have_no_numbers_and_one_order() -> None:

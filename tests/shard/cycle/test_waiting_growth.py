@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 
+from bigfleet.engine.decision import Placement, RowResult
 from bigfleet.model.frames import CAPABILITY_DRAIN_RESULT, CAPABILITY_NODE_STATUS
 from bigfleet.model.ids import MachineId
+from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.shapes import DemandShape
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import parse_vector
-from bigfleet.shard.cycle.waiting_growth import BACKOFF_SECONDS_MAX, SETTLE_SECONDS
+from bigfleet.shard.cycle.waiting_growth import BACKOFF_SECONDS_MAX, SETTLE_SECONDS, WaitingGrowth
 from bigfleet.shard.ports import ShardSettings
+from tests.operator.demand.objects import HandClock
 from tests.shard.cycle.test_pods import pods
 from tests.shard.world import FakeOperator, ScriptedProvider, World, machine
 
@@ -211,6 +214,62 @@ async def test_a_shape_that_is_gone_and_back_within_the_hour_is_no_progress() ->
     operator.report(waiting(1, "3500m"), at_unix_nanos=5)
     await cycles_with_joins(world, operator, SETTLE_SECONDS + 4 * CYCLE_SECONDS)
     assert bootstraps(world) - before == 2
+
+
+class Growth:
+    """Growth of one row, whose decisions and machines a test makes."""
+
+    def __init__(self, row: Need) -> None:
+        self.clock = HandClock()
+        self.machines: dict[MachineId, Machine] = {}
+        self.growth = WaitingGrowth(
+            clock=self.clock,
+            machine_of=self.machines.get,
+            has_joined=lambda _machine: True,
+            has_failed=lambda _machine_id: False,
+        )
+        self.row = row
+        (self.bounded,) = self.growth.reported("c1", [row])
+
+    def decide(self, *names: str) -> None:
+        """Give each machine to one waiting pod."""
+        for name in names:
+            self.machines.setdefault(MachineId(name), machine(name, S.CONFIGURING))
+        placements = [Placement(MachineId(name), len(self.bounded.shapes), 1) for name in names]
+        self.growth.decided([RowResult(need=self.bounded, members=(self.bounded,), placements=placements)])
+
+    def configure(self, name: str) -> None:
+        self.machines[MachineId(name)] = machine(name, S.CONFIGURED, cluster="c1")
+
+    def pass_time(self, seconds: float) -> int:
+        """Let time pass and return for how many pods machines are acquired then."""
+        self.clock.seconds += seconds
+        for _cluster, (row,) in self.growth.moved():
+            self.bounded = row
+        return sum(shape.count for shape in self.bounded.waiting)
+
+
+@pytest.mark.rule("shard 9.9/2")
+async def test_a_machine_that_boots_longer_belongs_to_its_attempt_and_stays_acquired() -> None:
+    row = Growth(waiting(2, "3500m"))
+    row.decide("a", "b")
+    row.configure("a")
+    row.configure("b")
+    assert (row.pass_time(0), row.pass_time(SETTLE_SECONDS)) == (0, 2)
+
+    row.decide("fast", "slow")
+    row.configure("fast")
+    assert row.pass_time(0) == 1
+    row.decide("slow")
+    assert row.pass_time(SETTLE_SECONDS) == 1, "the second attempt has failed, and one of its machines boots"
+
+    row.decide("slow")
+    row.configure("slow")
+    row.pass_time(0)
+    row.decide()
+    row.pass_time(SETTLE_SECONDS)
+    (backoff,) = row.growth._backoffs.values()
+    assert backoff.failures == 2
 
 
 async def test_without_waiting_pods_nothing_is_remembered() -> None:

@@ -421,8 +421,6 @@ class UnschedulablePods:
             if now_seconds < retry.at_seconds:
                 continue
             retry.postpone(now_seconds)
-            # The row may have been left out as a whole, and then nothing was said of it.
-            self._met_since_seconds.pop(row_id, None)
             _at_seconds, _key, known = min(pods, key=lambda each: each[:2])
             known.count_again(now_seconds)
             known.is_tried_again = True

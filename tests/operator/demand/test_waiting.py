@@ -250,6 +250,14 @@ def test_a_pod_that_is_no_longer_unschedulable_is_not_asked_for(running: PodObje
     assert cluster.heard.keys[-1] == ("ns", "cr-a")
 
 
+def test_a_pod_without_a_message_is_unschedulable_all_the_same() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a", message=""))
+
+    assert len(cluster.waiting) == 1
+    assert cluster.wait_of("pod-a") is PodWait.REQUESTED
+
+
 def test_a_pod_without_a_request_does_not_count() -> None:
     cluster = Cluster()
     cluster.pods.put(pod("a"))

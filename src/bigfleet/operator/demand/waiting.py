@@ -308,8 +308,7 @@ class UnschedulablePods:
             self.remove(former)
         message = unschedulable_message(stored)
         self._see_scheduler(stored, has_verdict=message is not None)
-        silent = unseen_scheduler_message(stored, self._schedulers) if message is None else None
-        text = message or silent
+        text = unseen_scheduler_message(stored, self._schedulers) if message is None else message
         if text is None:
             self._note_placed(stored)
             self.remove(stored)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.operator.demand.daemon_pods import DaemonPods
-from bigfleet.operator.demand.waiting import unschedulable_message
+from bigfleet.operator.demand.waiting import unschedulable_message, unseen_scheduler_message
 from bigfleet.operator.kubernetes.objects import PodObject
 from bigfleet.operator.kubernetes.pod_requests import pod_requests
 from bigfleet.operator.kubernetes.scheduling_rules import host_ports
@@ -64,6 +64,7 @@ PODS = st.fixed_dictionaries(
                 "overhead": st.just({"cpu": "100m"}),
                 "resourceClaims": st.just([{"name": "gpu"}]),
                 "terminationGracePeriodSeconds": st.sampled_from([0, 30]),
+                "schedulerName": st.just("other"),
                 "volumes": st.just([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]),
                 "priorityClassName": st.just("high"),
             },
@@ -103,7 +104,7 @@ def read(pod: PodObject) -> tuple[Any, ...]:
         (pod_requests(spec), spec.resource_claims, spec.termination_grace_period_seconds),
         host_ports(spec),
         (has_required_anti_affinity(pod), affinity_terms(pod), anti_affinity_terms(pod), forbidding_spreads(pod)),
-        (unschedulable_message(pod), why_not_disrupted(pod), comes_back(pod)),
+        (unschedulable_message(pod), unseen_scheduler_message(pod, ()), why_not_disrupted(pod), comes_back(pod)),
         largest_daemon(pod),
     )
 

@@ -216,6 +216,8 @@ _REQUESTS = st.builds(
     co_location=st.sampled_from([None, CoLocation(topology_key="rack", namespace="n")]),
 )
 _EVENTS = st.lists(st.one_of(_REQUESTS, st.sampled_from("abcdefgh")), max_size=60)
+#: Requests that are set aside, or no longer.
+_ASIDE = st.tuples(st.sampled_from("abcdefgh"), st.booleans())
 
 
 @settings(max_examples=60, deadline=None)
@@ -232,6 +234,56 @@ def test_running_sums_equal_a_recount_after_any_events(events: list[CapacityRequ
 
         assert builder.rows() == recount(CLUSTER, alive.values())
         assert len(builder) == len(alive)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(_REQUESTS, st.sampled_from("abcdefgh"), _ASIDE), max_size=60))
+def test_requests_that_are_set_aside_are_in_no_row_until_they_are_back(
+    events: list[CapacityRequest | str | tuple[str, bool]],
+) -> None:
+    builder = RollUpBuilder(CLUSTER)
+    alive: dict[str, CapacityRequest] = {}
+    aside: set[str] = set()
+    for event in events:
+        if isinstance(event, str):
+            builder.remove(event)
+            alive.pop(event, None)
+            aside.discard(event)
+        elif isinstance(event, tuple):
+            id, is_aside = event
+            assert builder.set_aside(id, is_aside) == (id in alive and (id in aside) != is_aside)
+            aside = (aside | {id} if is_aside else aside - {id}) & alive.keys()
+            assert not (is_aside and builder.set_waiting(id, True))
+        elif builder.put(event):
+            alive[event.id] = event
+            # Another request is another matter.
+            aside.discard(event.id)
+
+        assert builder.rows() == recount(CLUSTER, [each for id, each in alive.items() if id not in aside])
+        assert len(builder) == len(alive)
+        for id, each in alive.items():
+            assert (builder.vector(id) or {}).keys() <= builder.resource_names(_row_id(each))
+
+
+def test_a_row_of_which_all_requests_are_set_aside_is_back_with_them() -> None:
+    builder = RollUpBuilder(CLUSTER)
+    builder.put(request("a", {"cpu": "1"}))
+    builder.put(request("b", {"cpu": "2"}))
+    before = builder.rows()
+    builder.set_aside("a", True)
+    builder.set_aside("b", True)
+    builder.put(request("c", {"cpu": "4"}))
+    builder.remove("c")
+    assert builder.rows() == ()
+
+    builder.set_aside("a", False)
+    builder.set_aside("b", False)
+    assert builder.rows() == before
+
+
+def _row_id(given: CapacityRequest) -> tuple[str, str]:
+    mapped = map_request(given)
+    return mapped.profile.fingerprint, mapped.group
 
 
 def test_maxima_stay_right_through_thousands_of_distinct_values() -> None:

@@ -237,7 +237,7 @@ class KubernetesAgent:
     def roll_up(self) -> RollUp | None:
         """Return the complete demand, or None while the view may be partial."""
         with self._metrics.rollup_duration.time():
-            roll_up = self._demand.roll_up(self._waiting.waiting_requests)
+            roll_up = self._demand.roll_up(self._waiting.waiting_requests, self._waiting.given_up_requests)
         self._metrics.rolled_up(roll_up)
         return roll_up
 

@@ -99,6 +99,7 @@ def _reduced_spec(spec: PodSpec) -> PodSpec:
         resources=spec.resources,
         overhead=spec.overhead,
         resource_claims=spec.resource_claims,
+        scheduler_name=spec.scheduler_name,
         termination_grace_period_seconds=spec.termination_grace_period_seconds,
     )
 

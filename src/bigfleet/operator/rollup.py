@@ -66,13 +66,17 @@ class _Multiset:
 class _RowSum:
     """Everything that the roll-up knows of one (fingerprint, group)."""
 
-    __slots__ = ("count", "group", "need", "pods", "profile", "sums", "units", "waiting")
+    __slots__ = ("aside", "aside_names", "count", "group", "need", "pods", "profile", "sums", "units", "waiting")
 
     def __init__(self, profile: Profile, group: str) -> None:
         self.profile = profile
         self.group = group
-        #: Requests in the row; the row leaves with its last one.
+        #: Requests in the row that are reported; without any the row is not.
         self.count = 0
+        #: Requests that are set aside, and how many of them name each resource. The row is forgotten with its last
+        #: request of either kind.
+        self.aside = 0
+        self.aside_names: Counter[str] = Counter()
         #: Exact totals, milli-units; no dimension is zero.
         self.sums: dict[str, int] = {}
         #: Values of every request by dimension; a key here is a key of `sums`, and the other way round.
@@ -118,6 +122,14 @@ class _RowSum:
         if not self.waiting[kind]:
             del self.waiting[kind]
 
+    def set_aside(self, request: MappedRequest, change: int) -> None:
+        """Count a request among those that are set aside (1), or no longer (-1)."""
+        self.aside += change
+        for name in request.vector:
+            self.aside_names[name] += change
+            if not self.aside_names[name]:
+                del self.aside_names[name]
+
     def build(self, cluster: ClusterId) -> Need:
         if self.need is None:
             self.need = Need(
@@ -156,6 +168,8 @@ class RollUpBuilder:
         self._rows: dict[_RowId, _RowSum] = {}
         #: Requests whose pods wait although their row is called met.
         self._waiting: set[str] = set()
+        #: Requests that are left out of the rows for now. They count in `size`, so that there is room for their return.
+        self._aside: set[str] = set()
         #: Of the requests that are counted, under their namespaces.
         self.size = RollUpSize()
 
@@ -196,6 +210,7 @@ class RollUpBuilder:
     def remove(self, request_id: str) -> bool:
         """Stop counting a request; return whether it was counted."""
         self.set_waiting(request_id, False)
+        self.set_aside(request_id, False)
         mapped = self._requests.pop(request_id, None)
         if mapped is None:
             return False
@@ -203,7 +218,7 @@ class RollUpBuilder:
         row = self._rows[row_id]
         row.remove(mapped)
         self.size.remove(row_id, _namespace_of(request_id), _kind_of(mapped))
-        if row.count == 0:
+        if not row.count and not row.aside:
             del self._rows[row_id]
         return True
 
@@ -213,13 +228,33 @@ class RollUpBuilder:
         Waiting requests are counted as before, and once more among the waiting shapes of their row.
         """
         mapped = self._requests.get(request_id)
-        if mapped is None or is_waiting == (request_id in self._waiting):
+        if mapped is None or is_waiting == (request_id in self._waiting) or (is_waiting and request_id in self._aside):
             return False
         if is_waiting:
             self._waiting.add(request_id)
         else:
             self._waiting.discard(request_id)
         self._rows[mapped.profile.fingerprint, mapped.group].wait(mapped, 1 if is_waiting else -1)
+        return True
+
+    def set_aside(self, request_id: str, is_aside: bool) -> bool:
+        """Leave a counted request out of the rows, or take it back; return whether that is new.
+
+        One that is set aside is not among the waiting ones.
+        """
+        mapped = self._requests.get(request_id)
+        if mapped is None or is_aside == (request_id in self._aside):
+            return False
+        row = self._rows[mapped.profile.fingerprint, mapped.group]
+        if is_aside:
+            self.set_waiting(request_id, False)
+            self._aside.add(request_id)
+            row.set_aside(mapped, 1)
+            row.remove(mapped)
+        else:
+            self._aside.discard(request_id)
+            row.set_aside(mapped, -1)
+            row.add(mapped)
         return True
 
     def vector(self, request_id: str) -> Vector | None:
@@ -230,14 +265,17 @@ class RollUpBuilder:
     def resource_names(self, row_id: tuple[str, str]) -> AbstractSet[str]:
         """Return the names of the resources that the requests of a (fingerprint, group) ask for."""
         row = self._rows.get(row_id)
-        return row.sums.keys() if row is not None else frozenset()
+        if row is None:
+            return frozenset()
+        return row.sums.keys() | row.aside_names.keys() if row.aside else row.sums.keys()
 
     def rows(self) -> tuple[Need, ...]:
         """Return the complete demand: priority descending, then fingerprint, then group."""
         return tuple(
             row.build(self.cluster)
             for row in sorted(
-                self._rows.values(), key=lambda row: (-row.profile.priority, row.profile.fingerprint, row.group)
+                filter(lambda row: row.count, self._rows.values()),
+                key=lambda row: (-row.profile.priority, row.profile.fingerprint, row.group),
             )
         )
 

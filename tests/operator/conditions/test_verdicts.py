@@ -530,13 +530,13 @@ def test_a_pod_that_waits_although_its_need_is_met_says_so(wait: PodWait, reason
     assert ("Insufficient cpu" in satisfied.message) == (wait is not PodWait.REQUESTED)
 
 
-def test_an_unmet_need_is_what_its_waiting_pods_say() -> None:
+def test_an_unmet_need_is_what_its_waiting_pods_say_unless_they_are_given_up() -> None:
     cluster = Cluster()
     cluster.objects.put(request("a", pod_uid="p"))
     cluster.report("a")
-    cluster.pods.waits["p"] = _waiting(PodWait.ASKED_FOR)
-
-    assert cluster.says("a")[1:] == ("Unmet", "PriorityStarved")
+    for wait, says in ((PodWait.ASKED_FOR, "Unmet"), (PodWait.NOT_FOR_WANT_OF_CAPACITY, "NotForWantOfCapacity")):
+        cluster.pods.waits["p"] = _waiting(wait)
+        assert cluster.says("a")[1] == says
 
 
 # ---- properties -----------------------------------------------------------------------------------------------------

@@ -510,3 +510,21 @@ def test_equal_specs_in_two_namespaces_are_not_mixed_up() -> None:
     assert roll_up is not None
     assert [need.group for need in roll_up.needs] == ["rack\0one\0", "rack\0two\0"]
     assert roll_up.needs[0].profile.requirements == (Requirement("rack", Operator.SAME),)
+
+
+def test_a_generation_that_is_left_out_is_not_reported_before_it_counts() -> None:
+    """Or it would be called acknowledged, though no roll-up contained it."""
+    cluster = Cluster()
+    cluster.objects.put(request("a"))
+    cluster.objects.put(request("b"))
+    left_out = [("ns", "a")]
+    found = cluster.view.roll_up(given_up=lambda: left_out)
+    assert found is not None
+    assert [shape.count for need in found.needs for shape in need.shapes] == [1]
+    assert cluster.heard.reported[-1][1] == ["b"]
+
+    left_out.clear()
+    found = cluster.view.roll_up(given_up=lambda: left_out)
+    assert found is not None
+    assert [shape.count for need in found.needs for shape in need.shapes] == [2]
+    assert cluster.heard.reported[-1][1] == ["a"]

@@ -310,3 +310,90 @@ def test_machines_whose_nodes_are_complete_are_not_searched(monkeypatch: pytest.
 )
 def test_pods_that_differ_in_what_nodes_are_searched_for_have_other_keys(other: PodObject) -> None:
     assert scheduling_key(other.spec) != scheduling_key(pod("a").spec) == scheduling_key(pod("b").spec)
+
+
+# ---- nodes that came in vain ----------------------------------------------------------------------------------------
+
+
+def vain(cluster: Cluster, wanted: PodObject, after_seconds: float = 0.0) -> bool:
+    return cluster.nodes.came_in_vain(wanted, after_seconds=after_seconds, before_seconds=cluster.clock.seconds)
+
+
+def affine(key: str, operator: str, *values: str) -> PodObject:
+    terms = [{"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return pod(affinity={"nodeAffinity": required})
+
+
+NOT_AMD64 = affine("kubernetes.io/arch", "NotIn", "amd64")
+AMD64_NODE = node("n", labels={"kubernetes.io/arch": "amd64"})
+DEDICATED = {"key": "dedicated", "effect": "NoSchedule"}
+
+
+def test_a_node_with_a_label_that_its_machine_does_not_state_came_in_vain() -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(resources={"cpu": "4"}))
+    cluster.nodes.put(AMD64_NODE, None)
+
+    assert vain(cluster, NOT_AMD64)
+    assert not vain(cluster, NOT_AMD64, after_seconds=cluster.clock.seconds + 1)
+    assert not vain(cluster, pod()), "it suits the pod"
+    assert not cluster.nodes.could_have_run(NOT_AMD64, after_seconds=0.0, before_seconds=10**9)
+
+
+def test_a_node_with_a_taint_that_the_shard_names_came_in_vain_for_a_pod_that_does_not_tolerate_it() -> None:
+    """The shard reads no tolerations."""
+    cluster = Cluster()
+    taint = Taint(key="dedicated", value="", effect="NoSchedule")
+    cluster.nodes.node_state(reported(resources={"cpu": "4"}, taints=(taint,)))
+    cluster.nodes.put(node("n", taints=[DEDICATED]), None)
+
+    assert vain(cluster, pod())
+    assert not vain(cluster, pod(tolerations=[{"key": "dedicated", "operator": "Exists"}]))
+
+
+def test_a_taint_that_the_shard_does_not_name_may_be_one_of_the_start_for_a_quarter_of_an_hour() -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(resources={"cpu": "4"}))
+    cluster.nodes.put(node("n", taints=[DEDICATED]), None)
+    cluster.clock.seconds += JOINING_SECONDS - 1
+    assert not vain(cluster, pod())
+
+    cluster.clock.seconds += 1
+    assert vain(cluster, pod())
+
+
+@pytest.mark.parametrize(
+    ("frame", "seen", "on_node"),
+    [
+        (None, AMD64_NODE, OnNode()),
+        ({"labels": {"kubernetes.io/arch": "amd64"}}, AMD64_NODE, OnNode()),
+        ({}, node("n", labels={"kubernetes.io/arch": "amd64"}, unschedulable=True), OnNode()),
+        ({}, AMD64_NODE, OnNode(pod("web", owner="ReplicaSet"))),
+        (
+            {"resources": {"cpu": "500m"}},
+            node("n", labels={"kubernetes.io/arch": "amd64"}, allocatable={"cpu": "500m"}),
+            OnNode(),
+        ),
+    ],
+    ids=["unknown machine", "stated label", "cordoned", "used", "too small"],
+)
+def test_a_node_that_may_have_come_for_others_says_nothing(
+    frame: dict[str, Any] | None, seen: NodeObject, on_node: OnNode
+) -> None:
+    cluster = Cluster()
+    if frame is not None:
+        cluster.nodes.node_state(reported(**({"resources": {"cpu": "4"}} | frame)))
+    cluster.nodes.put(seen, None)
+    cluster.pods["n"] = on_node
+
+    assert not vain(cluster, NOT_AMD64)
+
+
+def test_a_machine_that_does_not_say_its_system_suits_a_pod_for_linux() -> None:
+    cluster = Cluster()
+    cluster.nodes.node_state(reported(resources={"cpu": "4"}, taints=(Taint("dedicated", "", "NoSchedule"),)))
+    cluster.nodes.put(node("n", labels={"kubernetes.io/os": "linux"}, taints=[DEDICATED]), None)
+
+    assert vain(cluster, pod(nodeSelector={"kubernetes.io/os": "linux"}))
+    assert not vain(cluster, pod(nodeSelector={"kubernetes.io/os": "windows"}))

@@ -137,8 +137,16 @@ def test_a_daemon_set_of_both_systems_counts_on_both() -> None:
     assert _requirements(affinity=affinity([("kubernetes.io/os", "In", ["windows", "linux"])])) == ()
 
 
-@pytest.mark.parametrize("terms", [affinity([("metadata.name", "In", ["n"])], fields=True), affinity(), affinity([])])
-def test_a_daemon_set_of_named_nodes_or_of_none_is_no_overhead(terms: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "terms",
+    [
+        affinity([("metadata.name", "In", ["n"])], fields=True),
+        affinity(),
+        affinity([]),
+        affinity([("bigfleet.lucy.sh/machine-id", "DoesNotExist", [])]),
+    ],
+)
+def test_a_daemon_set_that_runs_on_no_node_of_a_machine_is_no_overhead(terms: dict[str, Any]) -> None:
     assert _requirements(affinity=terms) is None
 
 

@@ -6,88 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bigfleet.model.frames import UnmetReason
-from bigfleet.model.ids import ClusterId
-from bigfleet.operator.demand.demand import DemandView
-from bigfleet.operator.demand.entries import ObjectKey
 from bigfleet.operator.demand.joined_nodes import JOINING_SECONDS
-from bigfleet.operator.demand.scheduling_messages import reasons_of, waits_for_capacity
-from bigfleet.operator.demand.waiting import LOOK_SECONDS, SEARCH_SECONDS, PodWait, UnschedulablePods
-from bigfleet.operator.kubernetes.objects import CapacityRequestObject, PodObject
-from tests.operator.demand.objects import NO_CPU, HandClock, HandView, need_status, pod, request
-
-
-class Nodes:
-    """Says that a node that became Ready at one moment could have taken any pod."""
-
-    def __init__(self, clock: HandClock) -> None:
-        self._clock = clock
-        self.ready_seconds: float | None = None
-        self.is_machine_coming = False
-        #: How long a search takes.
-        self.search_seconds = 0.0
-        #: The pods for which the nodes were searched.
-        self.searched: list[str] = []
-
-    def could_have_run(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
-        self._search(pod)
-        return self.ready_seconds is not None and after_seconds <= self.ready_seconds <= before_seconds
-
-    def is_coming(self, pod: PodObject) -> bool:
-        self._search(pod)
-        return self.is_machine_coming
-
-    def _search(self, pod: PodObject) -> None:
-        self.searched.append(pod.metadata.name)
-        self._clock.seconds += self.search_seconds
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.keys: list[ObjectKey] = []
-
-    def waiting_changed(self, key: ObjectKey) -> None:
-        self.keys.append(key)
-
-
-class Cluster:
-    """Requests and pods of a cluster, each pod with its request."""
-
-    def __init__(self) -> None:
-        self.clock = HandClock()
-        self.requests: HandView[CapacityRequestObject] = HandView()
-        self.pods: HandView[PodObject] = HandView()
-        self.nodes = Nodes(self.clock)
-        self.heard = Heard()
-        self.demand = DemandView(cluster=ClusterId("c"), requests=self.requests, clock=self.clock)
-        self.requests.listeners.append(self.demand)
-        self.waiting = UnschedulablePods(pods=self.pods, requests=self.demand, nodes=self.nodes, clock=self.clock)
-        self.waiting.add_listener(self.heard)
-        self.pods.listeners.append(self.waiting)
-
-    def add(self, stored: PodObject) -> PodObject:
-        name, uid = stored.metadata.name, stored.metadata.uid
-        self.requests.put(request(f"cr-{name}", pod_uid=uid))
-        return self.pods.put(stored)
-
-    def pass_time(self, seconds: float, *, met: bool = True) -> None:
-        """Let time pass, with a roll-up and a verdict every 10 s."""
-        end = self.clock.seconds + seconds
-        while self.clock.seconds < end:
-            self.clock.seconds += 10
-            self.report(met=met)
-
-    def report(self, *, met: bool = True) -> None:
-        roll_up = self.demand.roll_up(self.waiting.waiting_requests)
-        assert roll_up is not None
-        rows = [] if met else [(need.fingerprint, need.group) for need in roll_up.needs]
-        self.waiting.need_status(need_status(*rows, stamp=roll_up.timestamp_unix_nanos))
-
-    def asked(self) -> list[str]:
-        return sorted(name for _namespace, name in self.waiting.waiting_requests())
-
-    def wait_of(self, uid: str) -> PodWait | None:
-        known = self.waiting.get(("ns", uid))
-        return known.wait if known is not None else None
+from bigfleet.operator.demand.scheduling_messages import pod_reasons_of, reasons_of, waits_for_capacity
+from bigfleet.operator.demand.waiting import (
+    LOOK_SECONDS,
+    SEARCH_SECONDS,
+    PodWait,
+)
+from bigfleet.operator.kubernetes.objects import PodObject
+from tests.operator.demand.objects import NO_CPU, need_status, pod, request
+from tests.operator.demand.waiting_cluster import Cluster
 
 
 def test_a_pod_that_waits_for_a_minute_though_its_row_is_met_is_asked_for_once_more() -> None:
@@ -322,6 +250,14 @@ def test_a_pod_that_is_no_longer_unschedulable_is_not_asked_for(running: PodObje
     assert cluster.heard.keys[-1] == ("ns", "cr-a")
 
 
+def test_a_pod_without_a_message_is_unschedulable_all_the_same() -> None:
+    cluster = Cluster()
+    cluster.add(pod("a", message=""))
+
+    assert len(cluster.waiting) == 1
+    assert cluster.wait_of("pod-a") is PodWait.REQUESTED
+
+
 def test_a_pod_without_a_request_does_not_count() -> None:
     cluster = Cluster()
     cluster.pods.put(pod("a"))
@@ -368,72 +304,6 @@ def test_nobody_begins_to_be_asked_for_while_the_pods_may_be_out_of_date() -> No
 
     cluster.pods.failing = 0
     assert cluster.asked() == ["cr-a"]
-
-
-# ---- not for want of capacity ---------------------------------------------------------------------------------------
-
-
-def given_up() -> Cluster:
-    """Return a cluster whose pod was given up: it still waits 5 min after a node came for it."""
-    cluster = Cluster()
-    cluster.add(pod("a"))
-    cluster.pass_time(80)
-    cluster.nodes.ready_seconds = cluster.clock.seconds
-    cluster.pass_time(290)
-    assert cluster.asked() == ["cr-a"]
-    cluster.pass_time(30)
-    assert cluster.asked() == []
-    assert cluster.wait_of("pod-a") is PodWait.NOT_FOR_WANT_OF_CAPACITY
-    return cluster
-
-
-def test_a_pod_that_waits_beside_a_node_that_came_for_it_is_no_longer_asked_for() -> None:
-    cluster = given_up()
-    cluster.pass_time(3600)
-
-    assert cluster.asked() == []
-
-
-def test_a_node_that_came_before_the_pod_was_asked_for_proves_nothing() -> None:
-    cluster = Cluster()
-    cluster.nodes.ready_seconds = cluster.clock.seconds
-    cluster.add(pod("a"))
-    cluster.pass_time(3600)
-
-    assert cluster.asked() == ["cr-a"]
-
-
-def test_other_numbers_of_nodes_in_the_message_change_nothing() -> None:
-    cluster = given_up()
-    cluster.pods.put(pod("a", message="0/4 nodes are available: 4 Insufficient cpu."))
-    cluster.pass_time(600)
-
-    assert cluster.asked() == []
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        pod("a", message="0/4 nodes are available: 4 Insufficient memory."),
-        pod("a", tolerations=[{"key": "gpu", "operator": "Exists"}]),
-    ],
-)
-def test_a_pod_counts_again_when_its_spec_or_the_reasons_change(changed: PodObject) -> None:
-    cluster = given_up()
-    cluster.pods.put(changed)
-    assert cluster.wait_of("pod-a") is PodWait.REQUESTED
-    cluster.pass_time(50)
-    assert cluster.asked() == []
-
-    cluster.pass_time(20)
-
-    assert cluster.asked() == ["cr-a"]
-
-
-def test_the_requests_of_pods_hear_of_each_change() -> None:
-    cluster = given_up()
-
-    assert cluster.heard.keys == [("ns", "cr-a")] * 3
 
 
 # ---- the scheduler's messages ---------------------------------------------------------------------------------------
@@ -489,6 +359,33 @@ def test_a_pod_that_waits_for_a_volume_is_not_asked_for_until_it_waits_for_capac
     assert cluster.asked() == []
     cluster.pass_time(10)
     assert cluster.asked() == ["cr-a"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reasons"),
+    [
+        (NO_CPU, set()),
+        ("no nodes available to schedule pods", set()),
+        ("0/0 nodes are available: no nodes available to schedule pods.", set()),
+        ("0/3 nodes are available: 3 cannot allocate all claims, 1 something new.", set()),
+        ("0/3 nodes are available: 3 node(s) unavailable due to pvc(s) bound to non-existent pv(s).", set()),
+        (
+            "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            {"pod has unbound immediate PersistentVolumeClaims"},
+        ),
+        (
+            "0/3 nodes are available: 3 pod has unbound immediate PersistentVolumeClaims.",
+            {"pod has unbound immediate PersistentVolumeClaims"},
+        ),
+        (
+            "0/3 nodes are available: request d: device class nope does not exist.",
+            {"request d: device class nope does not exist"},
+        ),
+        ('persistentvolumeclaim "data" not found', {'persistentvolumeclaim "data" not found'}),
+    ],
+)
+def test_reasons_of_the_pod_itself_are_separate_from_those_of_nodes(message: str, reasons: set[str]) -> None:
+    assert pod_reasons_of(message) == reasons
 
 
 def test_reasons_have_no_numbers_and_one_order() -> None:

@@ -16,7 +16,7 @@ from bigfleet.model.frames import (
 )
 from bigfleet.model.labels import ZONE
 from bigfleet.model.need import Need
-from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.shard.ports import ShardSettings
@@ -119,6 +119,24 @@ async def test_each_reason_has_a_sentence() -> None:
         "no single domain can hold the whole group",
         "no machine of the fleet matches the requirements and holds the largest request",
     ]
+
+
+async def test_a_spread_over_a_label_that_no_machine_has_says_so_until_one_has_it() -> None:
+    """Also while nothing else of the row changes."""
+    profile = Profile(spreads=(TopologySpread("rack", 1, SpreadMode.DO_NOT_SCHEDULE),), priority=100)
+    world, operator = await judged(replace(need("c1", "4"), profile=profile), idle=1, cycles=3)
+    (row,) = operator.verdicts()[-1].rows
+    assert row.reason is UnmetReason.TOPOLOGY_UNSATISFIABLE
+    assert row.message == "no machine that could host it has the label rack of its topology spread"
+
+    other = machine("other", S.CONFIGURED, cluster="c2", assigned_priority=500, labels={"rack": "r"})
+    world.provider.add(other)
+    world.connect("c2").report(need("c2", "4", priority=500))
+    for _ in range(3):
+        await asyncio.sleep(10)
+        await world.cycle()
+    (row,) = operator.verdicts()[-1].rows
+    assert row.reason is UnmetReason.PRIORITY_STARVED
 
 
 async def test_a_parked_gang_says_that_it_is_parked() -> None:

@@ -35,7 +35,14 @@ from bigfleet.shard.status.need_status import (
     shortfall_counts,
     statuses,
 )
-from bigfleet.shard.status.views import ViewContext, is_unbootable, reason_of, short_of, split_residual
+from bigfleet.shard.status.views import (
+    ViewContext,
+    in_a_spread_domain,
+    is_unbootable,
+    reason_of,
+    short_of,
+    split_residual,
+)
 from tests.engine.proof import in_proportion
 from tests.shard.world import machine
 from tests.strategies import FleetInput, fleets
@@ -66,13 +73,14 @@ def unmet_one_by_one(short: Sequence[RowResult], context: ViewContext, fits: Fit
     for result in short:
         key = result.need.key
         for member, residual in residuals(result, result.deficit, context):
-            ask = Ask.of(member)
+            ask, spread = Ask.of(member), in_a_spread_domain(member)
             reason = reason_of(
                 result,
                 is_refused=key in context.refused,
                 is_unbootable=is_unbootable(context.failing.get(key)) or sold_out.are_withheld_from(member),
                 lacks_stock=key in context.failing or sold_out.could_host(member),
                 has_supply=bool(fits.fitting(ask).any()),
+                lacks_domain=spread is not None and not fits.fitting(Ask.of(spread)).any(),
             )
             yield Unmet(member, ask, residual, reason, result.need.parked, member.key, key, result.impossible)
 

@@ -8,10 +8,10 @@ import pytest
 
 from bigfleet.model import vector
 from bigfleet.model.frames import BootstrapRequest, BootstrapResponse, UnmetReason
-from bigfleet.model.labels import ZONE
+from bigfleet.model.labels import INSTANCE_TYPE, ZONE
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
-from bigfleet.model.profile import Operator, Profile, Requirement
+from bigfleet.model.profile import Operator, Profile, Requirement, SpreadMode, TopologySpread
 from bigfleet.model.states import MachineState
 from bigfleet.model.vector import parse_vector
 from bigfleet.shard.ports import ShardSettings
@@ -106,6 +106,11 @@ def test_splitting_pays_in_every_dimension() -> None:
     assert vector.subtract(parse_vector({"cpu": "12", "memory": "24"}), covered) == {"cpu": 3000, "memory": 12000}
 
 
+def strict(key: str, *requirements: Requirement) -> Profile:
+    spreads = (TopologySpread(key, 1, SpreadMode.DO_NOT_SCHEDULE),)
+    return Profile(requirements=requirements, spreads=spreads, priority=100)
+
+
 REASONS: dict[str, tuple[Need, tuple[Machine, ...], UnmetReason]] = {
     "nothing fits": (need("c1", "4"), (machine("m1", S.IDLE, instance_type="other"),), UnmetReason.NO_MATCHING_SUPPLY),
     "what fits has failed": (
@@ -127,6 +132,26 @@ REASONS: dict[str, tuple[Need, tuple[Machine, ...], UnmetReason]] = {
         need("c1", "8"),
         (machine("m1", S.IDLE),),
         UnmetReason.PRIORITY_STARVED,
+    ),
+    "no machine has the label of the spread": (
+        replace(need("c1", "4"), profile=strict("rack")),
+        (machine("m1", S.IDLE),),
+        UnmetReason.TOPOLOGY_UNSATISFIABLE,
+    ),
+    "no machine that fits has the label of the spread": (
+        replace(need("c1", "4"), profile=strict("rack", Requirement(INSTANCE_TYPE, Operator.IN, ("c4",)))),
+        (machine("m1", S.IDLE, instance_type="c4"), machine("m2", S.IDLE, instance_type="d", labels={"rack": "r"})),
+        UnmetReason.TOPOLOGY_UNSATISFIABLE,
+    ),
+    "the machine with the label of the spread belongs to an equal": (
+        replace(need("c1", "4"), profile=strict("rack")),
+        (machine("m1", S.CONFIGURED, cluster="c2", assigned_priority=100, labels={"rack": "r"}),),
+        UnmetReason.PRIORITY_STARVED,
+    ),
+    "nothing fits, with or without the label of the spread": (
+        replace(need("c1", "4"), profile=strict("rack", Requirement(INSTANCE_TYPE, Operator.IN, ("x",)))),
+        (machine("m1", S.IDLE, labels={"rack": "r"}),),
+        UnmetReason.NO_MATCHING_SUPPLY,
     ),
     "victims are found": (
         need("c1", "8"),

@@ -270,6 +270,10 @@ class RequestVerdicts:
             return wording.NOT_COUNTED, False
         if self._reports_verdicts is False:
             return wording.NO_VERDICTS, False
+        pod = self._pods.get(entry.pod) if self._pods is not None and entry.pod_uid else None
+        if pod is not None and pod.wait is PodWait.NOT_FOR_WANT_OF_CAPACITY:
+            # The request is not part of the demand, so no verdict of its row is about it.
+            return wording.not_for_want_of_capacity(reasons_of(pod.message)), False
         if not 0 < entry.first_stamp_nanos <= self._judged_stamp_nanos:
             return wording.NOT_JUDGED_YET, True
         published = self._verdicts.get(entry.row.id)
@@ -280,13 +284,10 @@ class RequestVerdicts:
             return verdict, False
         if self._pods is None or not entry.pod_uid:
             return verdict, False
-        pod = self._pods.get(entry.pod)
         if pod is None:
             # It runs, or the scheduler has not tried it yet. Without this all requests of a row are written twice for
             # each machine that comes for one of them.
             return wording.MET if verdict.kind == wording.COMING.kind else verdict, False
-        if pod.wait is PodWait.NOT_FOR_WANT_OF_CAPACITY:
-            return wording.not_for_want_of_capacity(reasons_of(pod.message)), False
         if pod.wait is PodWait.ASKED_FOR:
             return wording.waiting(reasons_of(pod.message)), False
         return verdict, False

@@ -119,10 +119,11 @@ def waiting(reasons: str) -> RowVerdict:
 
 
 def not_for_want_of_capacity(reasons: str) -> RowVerdict:
-    """Return the verdict of a pod that a machine that came for it did not help."""
+    """Return the verdict of a pod that no machine helps as far as is known."""
     text = (
-        "the pod still waits 5 min after a machine that could have taken it became Ready, and is no longer asked for"
-        f" until its spec or the reasons change; the scheduler says: {reasons}"
+        "no machine helps this pod: one that came for it has been Ready for 5 min, or it waits for something else;"
+        " nothing is requested for it until its spec changes or what it waits for is there, and it is tried again after"
+        f" some hours; it waits for: {reasons}"
     )
     return RowVerdict(ConditionValue(FALSE, NOT_FOR_WANT_OF_CAPACITY, _cut(text)), _NO_SHORTFALL)
 

@@ -194,6 +194,8 @@ class DemandView:
         self._unreported: dict[ObjectKey, RequestEntry] = {}
         #: Requests that are counted among the waiting shapes.
         self._marked: set[ObjectKey] = set()
+        #: Requests that are left out, because no machine helps their pods.
+        self._aside: set[ObjectKey] = set()
         self._stamp_nanos = 0
         #: When the last recount began; None when one is due.
         self._recounted_seconds: float | None = None
@@ -285,6 +287,7 @@ class DemandView:
         self._drop_pod(entry)
         self._unreported.pop(entry.key, None)
         self._marked.discard(entry.key)
+        self._aside.discard(entry.key)
         self._leave_row(entry)
         self.invalid_count -= entry.fault is not None
         if self._builder.remove(request_id(*entry.key)):
@@ -402,20 +405,27 @@ class DemandView:
         """Recount soon."""
         self._recounted_seconds = None
 
-    def roll_up(self, waiting: Callable[[], Iterable[ObjectKey]] = tuple) -> RollUp | None:
+    def roll_up(
+        self,
+        waiting: Callable[[], Iterable[ObjectKey]] = tuple,
+        given_up: Callable[[], Iterable[ObjectKey]] = tuple,
+    ) -> RollUp | None:
         """Return the complete demand with a timestamp that no other roll-up has; None while the view may be partial.
 
-        `waiting` returns the requests whose pods are asked for once more at this moment; it is not called for None.
+        `waiting` returns the requests whose pods are asked for once more at this moment, `given_up` those that are left
+        out; called in this order, and not for None.
         """
         if not self.is_current:
             self.skipped_unsynced_total += 1
             return None
         self._pin_gangs()
         self._mark_waiting(waiting())
+        self._set_aside(given_up())
         self._stamp_nanos = max(self._clock.unix_nanos(), self._stamp_nanos + 1)
         needs = self._builder.rows()
         self.last_rows = len(needs)
-        reported, self._unreported = list(self._unreported.values()), {}
+        reported = [entry for key, entry in self._unreported.items() if key not in self._aside]
+        self._unreported = {key: entry for key, entry in self._unreported.items() if key in self._aside}
         for entry in reported:
             entry.first_stamp_nanos = self._stamp_nanos
         for listener in self._listeners:
@@ -455,6 +465,14 @@ class DemandView:
             # Also those that are marked: a request that changed was counted anew, without the mark.
             self._builder.set_waiting(request_id(*key), True)
         self._marked = asked
+
+    def _set_aside(self, given_up: Iterable[ObjectKey]) -> None:
+        aside = set(given_up)
+        for key in self._aside - aside:
+            self._builder.set_aside(request_id(*key), False)
+        for key in aside:
+            self._builder.set_aside(request_id(*key), True)
+        self._aside = aside
 
     # ---- recounts -----------------------------------------------------------------------------------------------
 
@@ -512,6 +530,8 @@ class DemandView:
         self.recounts_total += 1
         for key in self._marked:
             found.builder.set_waiting(request_id(*key), True)
+        for key in self._aside:
+            found.builder.set_aside(request_id(*key), True)
         agrees = not found.stale and not found.missed and found.builder.rows() == self._builder.rows()
         if not agrees:
             self.recount_mismatches_total += 1

@@ -1,9 +1,10 @@
 """Judges whether a machine that joined while a pod waited could have taken the pod, and whether one will take it soon.
 
-If a node could have taken it and the pod still waits, it does not wait for capacity (docs/spec/operator.md §3.1). Only
-rules that the scheduler certainly applies are checked: requests, node selector, required node affinity, taints. A node
-that other pods have filled meanwhile never counts against a pod. A machine that was there before this process began
-is not joining: how long it has been Configured is unknown, and may be an hour.
+If a node could have taken it and the pod still waits, it does not wait for capacity (docs/spec/operator.md §3.1). Nor
+does it if its machine suits the pod as far as the shard knows and the node does not: the next one would be no better.
+Only rules that the scheduler certainly applies are checked: requests, node selector, required node affinity, taints. A
+node that other pods have filled meanwhile never counts against a pod. A machine that was there before this process
+began is not joining: how long it has been Configured is unknown, and may be an hour.
 """
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from bigfleet.operator.kubernetes.objects import (
 )
 from bigfleet.operator.kubernetes.pod_requests import requested_by
 from bigfleet.operator.kubernetes.resources import MACHINE_ID
-from bigfleet.operator.kubernetes.scheduling_rules import admits, node_terms, repelling_taint
+from bigfleet.operator.kubernetes.scheduling_rules import admits, machine_admits, node_terms, repelling_taint
 from bigfleet.operator.nodes.names import machine_label
 
 PODS: Final = "pods"
@@ -216,12 +217,43 @@ class JoinedNodes:
         capacity, or what the shard says that the machine has, is large enough: then less of it is left for pods than
         was said, and so it would be of another one.
         """
-        lately = takewhile(lambda name: self._since_seconds[name] >= after_seconds, reversed(self._since_seconds))
-        joined = [name for name in lately if self._since_seconds[name] <= before_seconds]
+        joined = self._joined(after_seconds, before_seconds)
         if not joined:
             return False
         wanted = requested_by(pod.spec)
         return any(self._could_take(self._ready[name], pod.spec, wanted) for name in joined)
+
+    def came_in_vain(self, pod: PodObject, *, after_seconds: float, before_seconds: float) -> bool:
+        """Return whether a node that became Ready between two moments came for the pod and does not suit it.
+
+        It hosts nothing but daemons. Its machine suits the pod as far as the shard knows, which reads no tolerations,
+        but its labels or its taints do not. A taint that the shard does not name may be one of its start, and counts
+        after `JOINING_SECONDS`.
+        """
+        joined = self._joined(after_seconds, before_seconds)
+        if not joined:
+            return False
+        wanted = requested_by(pod.spec)
+        return any(self._is_in_vain(name, pod.spec, wanted) for name in joined)
+
+    def _joined(self, after_seconds: float, before_seconds: float) -> list[str]:
+        lately = takewhile(lambda name: self._since_seconds[name] >= after_seconds, reversed(self._since_seconds))
+        return [name for name in lately if self._since_seconds[name] <= before_seconds]
+
+    def _is_in_vain(self, name: str, spec: PodSpec, wanted: Mapping[str, int]) -> bool:
+        ready = self._ready[name]
+        machine = self._machines.get(_label_of(ready.node))
+        if machine is None or ready.node.spec.unschedulable or not _hosts_only_daemons(self._pods.on(name)):
+            return False
+        if not machine_admits(machine.described.metadata.labels or {}, spec):
+            return False
+        if not covers(maximum(ready.capacity, machine.promised), wanted):
+            return False
+        is_repelled = repelling_taint(machine.described.spec.taints, spec.tolerations) is not None
+        if is_repelled or not admits(ready.node, spec):
+            return True
+        is_young = self._since_seconds[name] > self._clock.monotonic_seconds() - JOINING_SECONDS
+        return not is_young and repelling_taint(_taints_beyond(ready.node, machine), spec.tolerations) is not None
 
     def _could_take(self, ready: _ReadyNode, spec: PodSpec, wanted: Mapping[str, int]) -> bool:
         node = ready.node
@@ -234,12 +266,15 @@ class JoinedNodes:
             return True
         machine = self._machines.get(_label_of(node))
         said = maximum(ready.capacity, {} if machine is None else machine.promised)
-        hosts_only_daemons = all(pod.is_mirror or pod.is_of_daemon_set for pod in on_node.pods.values())
-        return hosts_only_daemons and covers(said, wanted)
+        return _hosts_only_daemons(on_node) and covers(said, wanted)
 
 
 def _label_of(node: NodeObject) -> str:
     return (node.metadata.labels or {}).get(MACHINE_ID, "")
+
+
+def _hosts_only_daemons(on_node: NodePods) -> bool:
+    return all(pod.is_mirror or pod.is_of_daemon_set for pod in on_node.pods.values())
 
 
 def _taints_beyond(node: NodeObject, machine: _Machine) -> list[NodeTaint]:

@@ -25,7 +25,7 @@ from bigfleet.operator.demand.joined_nodes import PODS
 from bigfleet.operator.kubernetes.objects import DaemonSet, NodeSelectorTerm, PodSpec
 from bigfleet.operator.kubernetes.pod_requests import UnreadableRequest, pod_requests
 from bigfleet.operator.kubernetes.resources import HOSTNAME
-from bigfleet.operator.kubernetes.scheduling_rules import machine_requirement, node_terms
+from bigfleet.operator.kubernetes.scheduling_rules import excludes_machines, machine_requirement, node_terms
 from bigfleet.operator.kubernetes.views import ObjectView
 from bigfleet.operator.resource_names import within_bound
 
@@ -160,8 +160,15 @@ def _requirements_of(spec: PodSpec) -> _Requirements | None:
     terms = node_terms(spec)
     if terms is None:
         return frozenset(selected)
-    alternatives = [_requirements_of_term(term) for term in terms if term.match_expressions and not term.match_fields]
+    alternatives = [_requirements_of_term(term) for term in terms if _may_hold(term)]
     return frozenset(selected | in_common(alternatives)) if alternatives else None
+
+
+def _may_hold(term: NodeSelectorTerm) -> bool:
+    """Return whether the nodes of some machines may match a term."""
+    expressions = term.match_expressions or ()
+    excludes = any(excludes_machines(each.key, each.operator) for each in expressions)
+    return bool(expressions) and not term.match_fields and not excludes
 
 
 def _requirements_of_term(term: NodeSelectorTerm) -> _Requirements:

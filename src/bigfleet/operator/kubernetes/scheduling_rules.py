@@ -17,7 +17,7 @@ from bigfleet.operator.kubernetes.objects import (
     Toleration,
 )
 from bigfleet.operator.kubernetes.pod_requests import is_sidecar
-from bigfleet.operator.kubernetes.resources import LABEL_ALIASES, OPERATING_SYSTEM
+from bigfleet.operator.kubernetes.resources import HOSTNAME, LABEL_ALIASES, MACHINE_ID, OPERATING_SYSTEM
 
 _NO_LABELS: Final[Mapping[str, str]] = {}
 #: Taints that keep new pods away; PreferNoSchedule does not.
@@ -28,6 +28,9 @@ _LINUX, _WINDOWS = "linux", "windows"
 _TCP: Final = "TCP"
 #: The address that conflicts with every address.
 _EVERY_IP: Final = "0.0.0.0"  # noqa: S104
+
+#: Labels that every node of a machine has, whatever the provider says of the machine.
+_OF_EVERY_NODE: Final = frozenset({MACHINE_ID, HOSTNAME, OPERATING_SYSTEM, ARCH})
 
 #: Key, operator in Kubernetes spelling, sorted values.
 MachineRequirement = tuple[str, str, tuple[str, ...]]
@@ -155,15 +158,44 @@ def _holds_of_node(requirement: LabelSelectorRequirement, value: str | None) -> 
 def machine_requirement(key: str, operator: str, values: Iterable[str]) -> MachineRequirement | None:
     """Return a requirement on a node's label as one on its machine's, None if every machine is to satisfy it.
 
-    Each kubelet says its system and architecture, and a machine only if its provider does. So these exist, and a
-    machine that does not say its system runs Linux.
+    Each kubelet says its system and architecture, and a machine only if its provider does. So these exist, as does the
+    machine-id, and a machine that does not say its system runs Linux.
     """
     key, distinct = LABEL_ALIASES.get(key, key), tuple(sorted(set(values)))
-    if operator == "Exists" and key in (OPERATING_SYSTEM, ARCH):
+    if operator == "Exists" and key in (OPERATING_SYSTEM, ARCH, MACHINE_ID):
         return None
     if key == OPERATING_SYSTEM and operator == "In" and _LINUX in distinct:
         return None if _WINDOWS in distinct else (key, "NotIn", (_WINDOWS,))
     return (key, operator, distinct)
+
+
+def excludes_machines(key: str, operator: str) -> bool:
+    """Return whether a requirement on a node's label is satisfied by no node of a machine."""
+    return operator == "DoesNotExist" and LABEL_ALIASES.get(key, key) in _OF_EVERY_NODE
+
+
+def machine_admits(labels: Mapping[str, str], spec: PodSpec) -> bool:
+    """Return whether a machine with these labels satisfies the requirements that a request has for the pod.
+
+    Its node may not, because it has labels that the machine does not state.
+    """
+    selected = (machine_requirement(key, "In", (value,)) for key, value in (spec.node_selector or _NO_LABELS).items())
+    if not _machine_holds(selected, labels):
+        return False
+    terms = node_terms(spec)
+    return terms is None or any(
+        _machine_holds((machine_requirement(r.key, r.operator, r.values or ()) for r in expressions), labels)
+        for expressions in (term.match_expressions for term in terms if not term.match_fields)
+        if expressions and not any(excludes_machines(r.key, r.operator) for r in expressions)
+    )
+
+
+def _machine_holds(requirements: Iterable[MachineRequirement | None], labels: Mapping[str, str]) -> bool:
+    return all(
+        _holds(LabelSelectorRequirement(key=each[0], operator=each[1], values=list(each[2])), labels.get(each[0]))
+        for each in requirements
+        if each is not None
+    )
 
 
 # ---- host ports -----------------------------------------------------------------------------------------------------

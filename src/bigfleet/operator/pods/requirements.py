@@ -13,7 +13,12 @@ from bigfleet.model import labels
 from bigfleet.operator.kubernetes.api import Json
 from bigfleet.operator.kubernetes.objects import LabelSelectorRequirement, NodeSelectorTerm, PodSpec
 from bigfleet.operator.kubernetes.resources import HOSTNAME
-from bigfleet.operator.kubernetes.scheduling_rules import MachineRequirement, machine_requirement, node_terms
+from bigfleet.operator.kubernetes.scheduling_rules import (
+    MachineRequirement,
+    excludes_machines,
+    machine_requirement,
+    node_terms,
+)
 from bigfleet.operator.pods.findings import Inexpressible, InexpressibleReason
 
 #: The schema of CapacityRequest allows no more.
@@ -75,6 +80,8 @@ def _expression_fault(expression: LabelSelectorRequirement) -> str | None:
         return f"has operator {operator} on {expression.key}"
     if not expression.key or (operator in _WITH_VALUES) != bool(values):
         return f"has an expression on {expression.key!r} whose values do not suit {operator}"
+    if excludes_machines(expression.key, operator):
+        return f"requires a node without {expression.key}, which every node of BigFleet has"
     if len(values) > VALUES_MAX:
         return f"has {len(values):,} values on {expression.key}, more than {VALUES_MAX:,}"
     return None

@@ -22,7 +22,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.model.vector import Vector
 from bigfleet.shard.inventory.fleet_queries import SoldOutShapes
 from bigfleet.shard.inventory.machine_shapes import Ask, Fits, Prices
-from bigfleet.shard.status.views import ViewContext, is_unbootable, reason_of, residuals_of
+from bigfleet.shard.status.views import ViewContext, in_a_spread_domain, is_unbootable, reason_of, residuals_of
 
 #: Shapes that are too large and that one sentence names.
 TOO_LARGE_MAX = 3
@@ -70,6 +70,9 @@ class _Found(NamedTuple):
     has_supply: bool
     is_sold_out: bool
     is_withheld: bool
+    #: What the row asks for and the label of its strict spread, if it has one, and whether a machine has both.
+    spread_ask: Ask | None
+    has_domain: bool
 
 
 class UnmetRows:
@@ -97,6 +100,7 @@ class UnmetRows:
                 known is not None
                 and not (is_refused or is_failing)
                 and asks.has_supply(known.unmet.ask) is known.has_supply
+                and (known.spread_ask is None or asks.has_supply(known.spread_ask) is known.has_domain)
                 and sold_out.could_host(need) is known.is_sold_out
                 and sold_out.are_withheld_from(need) is known.is_withheld
             ):
@@ -107,6 +111,8 @@ class UnmetRows:
                 if not residual:
                     continue
                 ask, has_supply = asks.of(member)
+                spread = in_a_spread_domain(member)
+                spread_ask, has_domain = (None, True) if spread is None else asks.of(spread)
                 is_sold_out, is_withheld = sold_out.could_host(member), sold_out.are_withheld_from(member)
                 reason = reason_of(
                     result,
@@ -114,12 +120,15 @@ class UnmetRows:
                     is_unbootable=is_unbootable(failing.get(key)) or is_withheld,
                     lacks_stock=is_failing or is_sold_out,
                     has_supply=has_supply,
+                    lacks_domain=not has_domain,
                 )
                 own_key = key if member is need else member.key
                 unmet = Unmet(member, ask, residual, reason, need.parked, own_key, key, result.impossible)
                 rows.append(unmet)
                 if residual is need.aggregate and not (is_refused or is_failing):
-                    found[id(result)] = _Found(result, unmet, has_supply, is_sold_out, is_withheld)
+                    found[id(result)] = _Found(
+                        result, unmet, has_supply, is_sold_out, is_withheld, spread_ask, has_domain
+                    )
         self._found = found
         return rows
 
@@ -262,6 +271,9 @@ def _sentence(row: Unmet, texts: Mapping[RowKey, str]) -> str:
     sentence = _PARKED if row.parked else _SENTENCES[row.reason]
     if row.reason is UnmetReason.BOOTSTRAP_FAILED:
         sentence = texts.get(row.decided_key, sentence)
+    spread = row.need.profile.strict_spread
+    if row.reason is UnmetReason.TOPOLOGY_UNSATISFIABLE and spread is not None:
+        sentence = f"no machine that could host it has the label {spread.topology_key} of its topology spread"
     largest = [each for each in row.impossible if each.dimension]
     if not largest:
         return sentence

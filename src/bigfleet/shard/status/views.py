@@ -6,7 +6,7 @@ here decides.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from bigfleet.engine.columns.store import ColumnSnapshot
@@ -16,6 +16,7 @@ from bigfleet.model import vector
 from bigfleet.model.frames import UnmetReason
 from bigfleet.model.ids import MachineId
 from bigfleet.model.need import Need, RowKey
+from bigfleet.model.profile import Operator, Requirement
 from bigfleet.model.shapes import PODS, lacking_of
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.model.vector import Vector
@@ -251,12 +252,16 @@ def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Ite
         matching, reason = None, UnmetReason.UNSPECIFIED
         if residual:
             matching, elsewhere = supply.matching(member)
+            has_supply = elsewhere or matching.total > 0
+            spread = in_a_spread_domain(member)
+            lacks_domain = spread is not None and not supply.has(spread)
             reason = reason_of(
                 result,
                 is_refused=key in context.refused,
                 is_unbootable=is_unbootable(context.failing.get(key)) or supply.is_withheld(member),
                 lacks_stock=key in context.failing or supply.is_sold_out(member),
-                has_supply=elsewhere or matching.total > 0,
+                has_supply=has_supply,
+                lacks_domain=lacks_domain,
             )
         yield NeedView(
             need=member,
@@ -276,6 +281,15 @@ def _views_of(result: RowResult, context: ViewContext, supply: "_Supply") -> Ite
         )
 
 
+def in_a_spread_domain(need: Need) -> Need | None:
+    """Return the row as one that requires the label of its strict spread; None for a row without one."""
+    profile = need.profile
+    if profile.strict_spread is None:
+        return None
+    domain = Requirement(profile.strict_spread.topology_key, Operator.EXISTS)
+    return replace(need, profile=replace(profile, requirements=(*profile.requirements, domain)))
+
+
 def is_unbootable(failing: FailingPools | None) -> bool:
     """Return whether machines could not be bootstrapped for a row."""
     return failing is not None and bool(failing.bootstrapped)
@@ -288,12 +302,14 @@ def reason_of(
     has_supply: bool,
     lacks_stock: bool = False,
     is_unbootable: bool = False,
+    lacks_domain: bool = False,
 ) -> UnmetReason:
     """Return the first reason that holds (docs/spec/shard.md §12).
 
     `is_unbootable` says that machines could not be bootstrapped for the row, or that one which could serve it is of a
     pool that is withheld from its cluster. `lacks_stock` says that creations for the row fail, or that a machine which
-    could serve it is of a pool without stock.
+    could serve it is of a pool without stock. `lacks_domain` says that no machine which could serve it has the label of
+    its strict spread.
     """
     if is_refused:
         return UnmetReason.BOOTSTRAP_REFUSED
@@ -304,7 +320,7 @@ def reason_of(
     if result.impossible and not result.unplaced and any(each.dimension for each in result.impossible):
         return UnmetReason.REQUEST_TOO_LARGE
     is_same = result.need.profile.same_key is not None
-    if is_same and (not result.satisfiable or result.need.parked):
+    if (is_same and (not result.satisfiable or result.need.parked)) or (has_supply and lacks_domain):
         return UnmetReason.TOPOLOGY_UNSATISFIABLE
     if result.victims:
         return UnmetReason.PREEMPTION_EXHAUSTED
@@ -329,6 +345,11 @@ class _Supply:
     def is_withheld(self, need: Need) -> bool:
         """Return whether a machine of a pool that is withheld from the cluster could host the row's min unit."""
         return self._sold_out.are_withheld_from(need)
+
+    def has(self, need: Need) -> bool:
+        """Return whether a machine that is not Failed could host the row's min unit."""
+        matching, is_elsewhere = self.matching(need)
+        return is_elsewhere or matching.total > 0
 
     def matching(self, need: Need) -> tuple[MatchingSupply, bool]:
         """Return the counts, and whether a machine on its way from one state to another would fit as well."""

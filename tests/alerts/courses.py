@@ -31,6 +31,7 @@ WRITTEN_SERIES_ONLY: Mapping[str, str] = {
     " connection take more frames than a small fleet sends",
     "BigFleetShardMachinesSetAside": "a provider of the kit shows a machine whose Configure failed as Failed; only"
     " one that is not made with the kit shows it as Idle",
+    "BigFleetShardBindingsLost": "the reproduction restores a backup of a provider under demand, which no course has",
     "BigFleetOperatorNodesUnmatched": "the operator counts machines that have had no Node for five minutes, a constant",
     "BigFleetShardPreemptionsInVain": "a row is held for ten minutes first, a constant",
     "BigFleetShardExchangeSavings": "an exchange begins when prices have been there for 15 minutes, a constant",

@@ -377,6 +377,11 @@ class FakeOperator:
         )
         return self.world.shard.sessions.on_node_status(self.session, status)
 
+    def lost(self, machine_id: str, *, at_unix_nanos: int = 2) -> bool:
+        """Report that a machine's node is gone; return whether the shard took it."""
+        status = NodeStatus(machine_id=machine_id, node_name="", ready=False, observed_unix_nanos=at_unix_nanos)
+        return self.world.shard.sessions.on_node_status(self.session, status)
+
 
 class World:
     """One shard, its provider and its operators."""

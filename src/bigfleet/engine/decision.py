@@ -146,7 +146,7 @@ class Options:
     reported: frozenset[str]
     #: Machines that missed the join gate, or are stuck on their way: no supply, no victim (docs/spec/engine.md §1.1).
     unjoined: frozenset[str] = frozenset()
-    #: Machines reserved for another shard (docs/spec/model.md §1).
+    #: Machines reserved for another shard (docs/spec/model.md §1), or held for a former cluster (shard.md §5.4).
     reserved: frozenset[str] = frozenset()
     #: Pools without stock: their Speculative machines are no candidates (docs/spec/model.md §1).
     sold_out: frozenset[CapacityPool] = frozenset()

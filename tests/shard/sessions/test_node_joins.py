@@ -114,6 +114,8 @@ async def test_a_status_of_a_former_binding_counts_for_nothing() -> None:
     operator = await connected(world)
     operator.saw("m0")
     world.provider.add(machine("m0", S.IDLE))
+    await world.cycle()
+    operator.lost("m0")
     await world.settle()
     await later(world, DEADLINE_SECONDS + 1)
 

@@ -438,7 +438,7 @@ _RECLAIM_REASONS: Final[Mapping[ReclaimReason, str]] = {
 }
 _HELD_REASONS: Final[Mapping[HeldReason, str]] = {
     HeldReason.CLAIMED: "a row has just taken it",
-    HeldReason.RESERVED: "it is reserved for another shard",
+    HeldReason.RESERVED: "it is reserved for another shard or held for its former cluster",
     HeldReason.FIXED_CAPACITY: "its kind of capacity is never released",
     HeldReason.NO_IDLE_STAMP: "it is not known since when it has been idle",
     HeldReason.HOLD_RUNNING: "its hold is not over",

@@ -32,7 +32,10 @@ _MACHINES_OF: Final[Mapping[Stage, tuple[str, str]]] = {
 #: What is wrong with them, one and several.
 _WRONG: Final[Mapping[Rejection, tuple[str, str]]] = {
     Rejection.UNJOINED: ("never joined its cluster", "never joined their cluster"),
-    Rejection.RESERVED: ("is reserved for another shard", "are reserved for another shard"),
+    Rejection.RESERVED: (
+        "is reserved for another shard or held for its former cluster",
+        "are reserved for another shard or held for their former cluster",
+    ),
     Rejection.SOLD_OUT: ("is out of stock at the provider", "are out of stock at the provider"),
     Rejection.SET_ASIDE: (
         "failed to bootstrap a short time ago, or has a rejected record",

@@ -242,7 +242,7 @@ class Shard:
             revisit=self._revisits.add,
             profile_of=self.intake.table.profile_of,
             note_drain=self.stuck.note_drain,
-            is_reserved=lambda machine_id: machine_id in self._resources.reservations,
+            is_reserved=lambda each: each in self._resources.reservations or each in self.ingest.lost_bindings.held,
         )
         self._resync = SessionResync(
             sessions=self.sessions,
@@ -497,7 +497,7 @@ class Shard:
         options = Options(
             now_seconds=self._clock.monotonic_seconds(),
             reported=self.intake.reported_by_now(),
-            reserved=self.ownership_filter.reserved,
+            reserved=self.ownership_filter.reserved | self.ingest.lost_bindings.held,
             unjoined=unjoined | self.stuck.no_supply(),
             set_aside=self.ingest.rejected,
             parking_ages=self._ages.parking,

@@ -28,6 +28,7 @@ from bigfleet.model.states import UNBOUND_STATES, MachineState, is_legal_transit
 from bigfleet.model.vector import Vector, parse_vector
 from bigfleet.shard.inventory.host_texts import PickedTexts
 from bigfleet.shard.inventory.inventory import Inventory, InventoryRefusal
+from bigfleet.shard.inventory.lost_bindings import LostBindings
 from bigfleet.shard.inventory.machine_record import (
     Binding,
     InventoryRecord,
@@ -155,6 +156,8 @@ class Ingest:
         self._rejections, self._rejections_since_seconds = 0, -math.inf
         #: Newest status that the bound cluster's operator reported, by machine.
         self._nodes: dict[str, NodeLoad] = {}
+        #: Machines that lost their binding without a drain.
+        self.lost_bindings = LostBindings(clock)
 
     def drive(self, machine: Machine) -> None:
         """Carry out a transition of ours. Raises InventoryRefusal when the table or the invariant forbids it."""
@@ -230,6 +233,7 @@ class Ingest:
         known = self._inventory.record_of(machine_id)
         observed, binding = self._merged(record, known)
         seconds, unix_nanos = moment or self.moment()
+        is_lost = known is not None and self._is_lost(known, shown)
         try:
             fault = record_fault(record, known)
             if fault is not None:
@@ -244,6 +248,10 @@ class Ingest:
                 self._note_rejected(machine_id)
             return False
         self._forget_rejected(machine_id)
+        if known is not None and is_lost:
+            self._hold_lost(machine_id, known.cluster)
+        elif observed.cluster:
+            self.lost_bindings.bound(machine_id, observed.cluster)
         if shown is observed or (
             shown.state is observed.state
             and shown.cluster == observed.cluster
@@ -261,6 +269,29 @@ class Ingest:
                 self._metrics.idle_releases.inc()
         self._publish(machine_id, known, observed)
         return True
+
+    def is_binding_lost(self, shown: Machine) -> bool:
+        """Return whether a record takes away a binding that this shard did not end.
+
+        A drain of this shard changes the state of our view first, so a machine that is Configured here was not drained.
+        """
+        known = self._inventory.record_of(shown.id)
+        return known is not None and self._is_lost(known, shown)
+
+    def _hold_lost(self, machine_id: MachineId, cluster: ClusterId) -> None:
+        load = self._nodes.get(machine_id)
+        self.lost_bindings.lost(machine_id, cluster, None if load is None else load.node_name)
+
+    def _is_lost(self, known: InventoryRecord, shown: Machine) -> bool:
+        if not known.cluster or (shown.cluster in ("", known.cluster) and shown.state not in UNBOUND_STATES):
+            return False
+        return self._is_serving(shown.id, known)
+
+    def _is_serving(self, machine_id: MachineId, known: InventoryRecord) -> bool:
+        # A machine that this shard set to Failed serves on while its provider shows it Configured.
+        return known.state is MachineState.CONFIGURED or (
+            known.state is MachineState.FAILED and self.applied_state(machine_id) is MachineState.CONFIGURED
+        )
 
     @property
     def rejected(self) -> frozenset[MachineId]:
@@ -374,6 +405,9 @@ class Ingest:
             self._report_lost(known.machine(machine_id), NO_LONGER_REPORTED)
         if known is not None:
             self._on_observed(known.machine(machine_id), None)
+            if known.cluster and self._is_serving(machine_id, known):
+                # It may come back as Idle.
+                self._hold_lost(machine_id, known.cluster)
         self.drop(machine_id)
 
     def drop(self, machine_id: MachineId) -> None:
@@ -385,13 +419,13 @@ class Ingest:
         self._on_remove(machine_id, before.cluster)
 
     def note_node_name(self, cluster: str, status: NodeStatus) -> bool:
-        """Keep what an operator reported of a node; False when the machine is not bound to its cluster.
+        """Keep what an operator reported of a node; False when the machine is not bound to its cluster, and was not.
 
         An empty name says that the node is gone; a status that is older than the stored one changes nothing.
         """
         machine = self._inventory.get(status.machine_id)
         if machine is None or machine.cluster != cluster:
-            return False
+            return self.lost_bindings.reported(MachineId(status.machine_id), cluster, status.node_name)
         known = self._nodes.get(status.machine_id)
         if known is None or status.observed_unix_nanos >= known.observed_unix_nanos:
             # A quantity that cannot be read is left out: what a node runs is a hint.

@@ -114,6 +114,11 @@ class Inventory:
         """Return the record of a machine, None when it is not known."""
         return self._machines.find(machine_id)
 
+    def state_of(self, machine_id: MachineId) -> MachineState | None:
+        """Return the state of a machine, None when it is not known."""
+        record = self._machines.find(machine_id)
+        return None if record is None else record.state
+
     @property
     def ids(self) -> KeysView[MachineId]:
         """The machines that are known; a live view."""

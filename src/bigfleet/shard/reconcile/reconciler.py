@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import filterfalse, islice, repeat
+from itertools import compress, filterfalse, islice, repeat
 
 import structlog
 
 from bigfleet.engine.columns.store import NOTE_BYTES
 from bigfleet.model.clock import Clock
 from bigfleet.model.ids import MachineId
-from bigfleet.model.states import MachineState
+from bigfleet.model.machine import Machine
+from bigfleet.model.states import UNBOUND_STATES, MachineState
 from bigfleet.shard.actuation.action_ledger import ActionLedger
 from bigfleet.shard.actuation.backoff import MachineBackoff
 from bigfleet.shard.actuation.executors import Executors
@@ -57,6 +58,14 @@ CURSOR_BYTES_MAX = 4 * 1024
 GAPLESS_FULL_FACTOR = 3
 #: Records that are applied before other tasks get their turn, some milliseconds of work.
 RECORDS_PER_TURN_MAX = 500
+BINDINGS_BRAKED_ADVICE = (
+    "the provider shows machines as unbound that serve a cluster; was a backup of its state restored? Stop the shard "
+    "and check the provider; nothing was changed, the third such List in a row is accepted"
+)
+BINDINGS_LOST_ADVICE = (
+    "they are neither bound nor deleted until their former cluster reports that the node is gone, or for 10 minutes if "
+    "it reported no node; bring back the bindings at the provider, or see BigFleetShardBindingsLost in operating.md"
+)
 #: Known machines that are looked for among those shown before other tasks get their turn, about as long.
 UNSEEN_PER_TURN_MAX = 20_000
 
@@ -86,6 +95,14 @@ class _Shown:
     recognised: UnchangedRecords | None = None
     #: Records of machines that were not known, beside these.
     split: SplitRecords | None = None
+
+    def without(self, machine_ids: Set[MachineId]) -> "_Shown":
+        """Return the same without the records of some machines."""
+        if not machine_ids:
+            return self
+        chosen = [number for number, record in enumerate(self.records) if record.machine.id not in machine_ids]
+        places = [self.places[number] for number in chosen] if self.places else ()
+        return replace(self, records=[self.records[number] for number in chosen], places=places)
 
     def digests(self, places: Sequence[int]) -> list[bytes]:
         """Return the digests of the records at these places."""
@@ -129,6 +146,7 @@ class Reconciler:
         #: A record was refused since the last full list began.
         self._has_refused = False
         self._brake = RemovalBrake()
+        self._binding_brake = RemovalBrake()
         #: Ids whose removal a delta reported and the brake held back.
         self._held_removals: set[MachineId] = set()
         self._revisit = revisits
@@ -165,14 +183,16 @@ class Reconciler:
         self._knows_tombstones = self._knows_tombstones or listing.tombstones
         known_before = len(self._inventory)
         self._has_refused = self._has_refused and not is_full
-        seen = await self._take(shown, is_full=is_full)
+        unbound = await self._braked_bindings(shown.records)
+        seen = await self._take(shown.without(unbound), is_full=is_full) | unbound
         unseen = await self._unseen(shown, seen) if is_full else None
         unnamed = self._unnamed(seen, unseen) if unseen is not None else None
         removals = await self._removals(listing, seen, unseen)
         removed, braked = self._remove(removals, known_before, is_full)
         if self._settings.incremental_reconcile:
-            # What a full answer left out no later delta would report: a braked one is asked for again as a whole.
-            is_usable = len(listing.revision) <= CURSOR_BYTES_MAX and not (braked and is_full)
+            # What a full answer left out no later delta would report: a braked one is asked for again as a whole. So
+            # is an answer of which records were left out here.
+            is_usable = len(listing.revision) <= CURSOR_BYTES_MAX and not (unbound or (braked and is_full))
             self._cursor = listing.revision if is_usable else b""
             if is_full:
                 self._cycles_since_full = 0
@@ -183,6 +203,8 @@ class Reconciler:
             self._widenings_read = widenings
         self._foreign.end(is_full=is_full)
         await self._read_revisits()
+        self._show_lost_bindings()
+        braked += len(unbound)
         self._metrics.reconciles.labels(mode, "braked" if braked else "ok").inc()
         self._metrics.removals_braked.set(braked)
         self._metrics.machines_held.set(len(self._machine_backoff))
@@ -251,6 +273,53 @@ class Reconciler:
                 await self._clock.sleep(0)
             records += [listing.records[place] for place in places[first : first + RECORDS_PER_TURN_MAX]]
         return records
+
+    async def _braked_bindings(self, records: Sequence[ListedMachine]) -> frozenset[MachineId]:
+        """Return the machines whose records safety limit 4 leaves out: too many lose their binding at once.
+
+        The measure is how many machines are bound.
+        """
+        if not self._settings.removal_brake or not self._inventory.clusters:
+            return frozenset()
+        lost: list[ListedMachine] = []
+        for first in range(0, len(records), RECORDS_PER_TURN_MAX):
+            if first:
+                await self._clock.sleep(0)
+            batch = records[first : first + RECORDS_PER_TURN_MAX]
+            # Most records of a full List are unchanged, and are compared many at once.
+            is_other = ~self._inventory.equal([machine for machine, _metadata in batch])
+            lost += [record for record in compress(batch, is_other.tolist()) if self._loses_binding(record.machine)]
+        foreign = self._ownership_filter.foreign(lost)
+        unbound = frozenset(record.machine.id for record in lost) - foreign
+        bound = sum(map(self._inventory.count_bound_to, self._inventory.clusters))
+        held_before = self._binding_brake.braked_in_a_row
+        admitted, self._binding_brake = self._binding_brake.admit(len(unbound), bound)
+        counts = {"machines": len(unbound), "bound": bound, "sample": sorted(unbound)[:10]}
+        if not admitted:
+            _log.error("inventory.bindings_braked", **counts, advice=BINDINGS_BRAKED_ADVICE)
+            return unbound
+        if held_before and RemovalBrake.is_suspicious(len(unbound), bound):
+            _log.error("inventory.bindings_accepted", **counts, advice=BINDINGS_LOST_ADVICE)
+        return frozenset()
+
+    def _loses_binding(self, shown: Machine) -> bool:
+        if self._ledger.was_pending_since_view(shown.id):
+            return False
+        return self._ingest.is_binding_lost(shown)
+
+    def _show_lost_bindings(self) -> None:
+        """Log and count the machines that lost their binding without a drain of this shard."""
+        lost_bindings = self._ingest.lost_bindings
+        new = lost_bindings.take_new()
+        if new:
+            _log.warning(
+                "inventory.bindings_lost",
+                machines=len(new),
+                clusters=sorted(set(new.values()))[:10],
+                sample=sorted(new)[:10],
+                advice=BINDINGS_LOST_ADVICE,
+            )
+        self._metrics.bindings_lost.set(lost_bindings.expire(self._inventory.state_of))
 
     async def _take(self, shown: "_Shown", *, is_full: bool) -> set[MachineId]:
         """Apply what an answer shows; return whose the records are that had to be read."""
@@ -381,13 +450,24 @@ class Reconciler:
         machine = record.machine
         self._held_removals.discard(machine.id)
         if self._executors.is_draining_with_operator(machine.id):
-            if machine.state is not MachineState.CONFIGURED and self._ingest.observe(record, moment):
-                self._executors.end_drain_wait(machine.id)
+            if machine.state is not MachineState.CONFIGURED:
+                self._end_drain_wait(record, moment)
             return
         if self._ledger.was_pending_since_view(machine.id):
             self._revisit.add(machine.id)
             return
         self._apply(record, moment)
+
+    def _end_drain_wait(self, record: ListedMachine, moment: Moment) -> None:
+        machine = record.machine
+        before, load = self._inventory.record_of(machine.id), self._ingest.node_load(machine.id)
+        if not self._observe(record, moment):
+            return
+        if before is not None and before.cluster and machine.state in UNBOUND_STATES:
+            # The operator has not ended its drain.
+            name = None if load is None else load.node_name
+            self._ingest.lost_bindings.lost(machine.id, before.cluster, name)
+        self._executors.end_drain_wait(machine.id)
 
     async def _removals(self, listing: Listing, seen: Set[MachineId], unseen: set[MachineId] | None) -> list[MachineId]:
         """Return what this answer says is gone; what is in flight is asked about again as soon as it is not.

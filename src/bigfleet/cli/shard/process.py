@@ -130,7 +130,7 @@ async def serve_shard(
         recording = open_recorder(process, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
         await stack.enter_async_context(_files_maintained(process.cluster_policy, audit_file, clock, shard, notifier))
-        watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
+        watch = StateWatch(state_file.fault, registry, "bigfleet_shard", rescue=state_file.rescue)
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
         exchanges = ExchangeProposals(

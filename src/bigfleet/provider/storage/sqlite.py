@@ -16,7 +16,7 @@ from typing import IO, Final
 
 import msgspec
 
-from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.backup import BackupFault, Finish, back_up, back_up_open
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
 from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
 from bigfleet.files.checksums import RefusedContent, check_structure, has_checksums
@@ -119,6 +119,18 @@ class SqliteProviderStore:
     def file_fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""
         return self._watch.fault() if self._watch is not None else ""
+
+    def rescue(self) -> bool:
+        """Copy the open database to `FILE.rescue` if its file is lost; return False if that failed.
+
+        Any thread may call it: a commit that has begun ends first, and no other is made while the file is lost.
+        """
+        connection, database, watch = self._connection, self._database, self._watch
+        if connection is None or database is None or watch is None:
+            return True
+        return watch.rescue(
+            lambda new: back_up_open(connection, self._path, new, _finish_of(self._path), commits_min=database.commits)
+        )
 
     def lock(self) -> None:
         """Take the file for this process, if that was not done. Raises StartRefused naming the holder."""
@@ -231,6 +243,11 @@ class SqliteProviderStore:
 
 def back_up_provider(state: Path, target: Path) -> int:
     """Copy a state file to a new file, also while a provider uses it; return the size in bytes. Raises BackupFault."""
+    return back_up(state, target, _finish_of(state))
+
+
+def _finish_of(state: Path) -> Finish:
+    """Return the check that a copy is that of a provider's state."""
 
     def finish(copy: sqlite3.Connection) -> None:
         application = copy.execute("PRAGMA application_id").fetchone()[0]
@@ -240,7 +257,7 @@ def back_up_provider(state: Path, target: Path) -> int:
         if version >= SCHEMA_VERSION and not has_checksums(copy):
             raise BackupFault(f"{state}: damaged: its checksums are missing; no backup was made")
 
-    return back_up(state, target, finish)
+    return finish
 
 
 def _bring_up(connection: sqlite3.Connection, version: int, incarnation: bytes) -> None:

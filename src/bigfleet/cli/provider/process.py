@@ -27,7 +27,6 @@ from bigfleet.cli.runtime.program import COLLECTOR_THRESHOLDS
 from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
-    NOT_READY,
     SystemClock,
     SystemIds,
     ended_by_signals,
@@ -181,7 +180,7 @@ async def serve_substrate(
     watch = _watch_of(store, registry)
 
     def readiness() -> str:
-        return watch.fault or substrate.fault() or ("" if core.is_ready else NOT_READY)
+        return watch.fault or substrate.fault() or core.why_waiting
 
     try:
         check_can_listen(*process.address)

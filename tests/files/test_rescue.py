@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from bigfleet.provider.storage.sqlite import SqliteProviderStore, back_up_provid
 from bigfleet.provider.storage.store import Batch
 from bigfleet.shard.ownership.state_file import StateFile, StateFileFault, back_up_state
 from tests.files.stored import Wall, record
+from tests.patience import PATIENCE_SECONDS
 
 #: Commits of the open file since its start: all of them are in the write-ahead log only.
 COMMITS = 20
@@ -202,7 +204,7 @@ def test_a_log_of_the_lost_file_is_not_mixed_with_what_was_rescued(
     before = process.path.read_bytes()
     log.write_bytes(left)
 
-    with pytest.raises(process.refusal, match=rf"move {process.path.name}-wal away and start again"):
+    with pytest.raises(process.refusal, match=rf"; move {process.path.name}-wal away and start again$"):
         program(tmp_path / "state")
 
     assert process.path.read_bytes() == before
@@ -290,6 +292,38 @@ def test_a_rescue_that_cannot_be_written_says_why_and_succeeds_later(tmp_path: P
     obstacle.rmdir()
     assert provider.rescue()
     provider.stop()
+
+
+def test_a_commit_that_has_begun_when_the_file_is_lost_is_in_the_rescue(tmp_path: Path) -> None:
+    """Its result is reported to a shard, so a rescue that was made before it would lack a binding."""
+    checked, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(SqliteProviderStore):
+        def file_fault(self) -> str:
+            fault = super().file_fault()
+            checked.set()
+            assert may_go_on.wait(PATIENCE_SECONDS)
+            return fault
+
+    path = tmp_path / "provider.db"
+    store = Slow(path)
+    store.load(b"incarnat")
+    committing = threading.Thread(target=store.commit, args=(Batch(head=1, floor=0, records=(record(1),)),))
+    committing.start()
+    assert checked.wait(PATIENCE_SECONDS)
+    path.unlink()
+    rescuing = threading.Thread(target=store.rescue)
+    rescuing.start()
+    rescuing.join(0.3)
+    may_go_on.set()
+    committing.join(PATIENCE_SECONDS)
+    rescuing.join(PATIENCE_SECONDS)
+    store.close()
+    apply_advice(path)
+
+    again = SqliteProviderStore(path)
+    assert [one.id for one in again.load(b"another1").records] == ["m-1"]
+    again.close()
 
 
 class VirtualClock:

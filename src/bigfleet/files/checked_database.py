@@ -105,12 +105,12 @@ def _line(commits: int) -> bytes:
 
 
 def remedy_of(error: BaseException, otherwise: str) -> str:
-    """Return what to do about an error of a state file: about its disk if that refuses, else what is given."""
+    """Return what to do about an error of a state file: about its disk if that refuses, else its own or the given."""
     if isinstance(error, OSError) or (
         isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED_BY_DISK
     ):
         return "make room on its disk, or check disk, mount and mode; if it can no longer be read, restore a backup"
-    return otherwise
+    return (error.remedy if isinstance(error, RefusedContent) else "") or otherwise
 
 
 def text_of(error: BaseException) -> str:
@@ -137,8 +137,8 @@ def check_presence(database: Path) -> None:
     rescued = rescue_of(database)
     if state == "does not exist" and rescued.exists():
         raise RefusedContent(
-            f"does not exist, and {rescued.name} is the backup that its process made when the file was lost: "
-            f"move {wal.name} away if it exists and rename {rescued.name} to {database.name}"
+            f"does not exist, and {rescued.name} is the backup that its process made when the file was lost",
+            remedy=f"move {wal.name} away if it exists, rename {rescued.name} to {database.name} and start again",
         )
     for trace in (wal, CommitCounter(database).path):
         # A first start that was killed leaves an empty file, an empty log and no counter. A link is refused later.
@@ -154,7 +154,9 @@ def _check_log(database: Path, wal: Path) -> None:
     if header[_VERSION_AT:] == _WITHOUT_LOG:
         with suppress(FileNotFoundError):
             if wal.stat().st_size:
-                raise RefusedContent(f"is a backup, and {wal.name} is not of it: move {wal.name} away and start again")
+                raise RefusedContent(
+                    f"is a backup, and {wal.name} is not of it", remedy=f"move {wal.name} away and start again"
+                )
 
 
 def forget_lost(database: Path) -> None:

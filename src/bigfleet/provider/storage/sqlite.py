@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
@@ -115,6 +116,8 @@ class SqliteProviderStore:
         self._connection: sqlite3.Connection | None = None
         self._database: CheckedDatabase | None = None
         self._watch: FileWatch | None = None
+        #: Held by a commit from its look at the file on, and by a rescue, which then has all commits.
+        self._using = threading.Lock()
 
     def file_fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""
@@ -128,9 +131,11 @@ class SqliteProviderStore:
         connection, database, watch = self._connection, self._database, self._watch
         if connection is None or database is None or watch is None:
             return True
-        return watch.rescue(
-            lambda new: back_up_open(connection, self._path, new, _finish_of(self._path), commits_min=database.commits)
-        )
+        finish = _finish_of(self._path)
+        with self._using:
+            return watch.rescue(
+                lambda new: back_up_open(connection, self._path, new, finish, commits_min=database.commits)
+            )
 
     def lock(self) -> None:
         """Take the file for this process, if that was not done. Raises StartRefused naming the holder."""
@@ -202,18 +207,19 @@ class SqliteProviderStore:
         connection, database = self._connection, self._database
         if connection is None or database is None:
             raise StoreDown(f"{self._path} is closed")
-        fault = self.file_fault()
-        if fault:
-            raise StoreDown(fault)
-        try:
-            if batch.needs_room:
-                self._check_room()
-            with database.transaction():
-                _write(connection, batch)
-        except sqlite3.Error as error:
-            raise StoreDown(f"{self._path}: {error}") from error
-        except OSError as error:
-            raise StoreDown(f"{self._path}: {error.strerror}: {ROOM_BYTES} bytes are needed") from error
+        with self._using:
+            fault = self.file_fault()
+            if fault:
+                raise StoreDown(fault)
+            try:
+                if batch.needs_room:
+                    self._check_room()
+                with database.transaction():
+                    _write(connection, batch)
+            except sqlite3.Error as error:
+                raise StoreDown(f"{self._path}: {error}") from error
+            except OSError as error:
+                raise StoreDown(f"{self._path}: {error.strerror}: {ROOM_BYTES} bytes are needed") from error
 
     def _check_room(self) -> None:
         """Raise OSError unless the disk has room for many commits: a small one may fit where the next does not."""

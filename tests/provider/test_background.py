@@ -252,3 +252,19 @@ async def test_an_operation_that_never_got_a_slot_goes_back_to_where_it_came_fro
     await asyncio.sleep(605)
     assert await state_of(core, "fake-1") is S.CONFIGURED
     assert ("fake-1", Kind.DRAIN) not in [(machine, kind) for kind, machine, _op in backend.calls]
+
+
+async def test_a_provider_says_what_it_waits_for() -> None:
+    """`/readyz` shows it, so that the state is not searched for a backend that does not answer."""
+    core = make_core(FakeBackend(1))
+    reasons = [(core.why_waiting, core.is_ready)]
+    await started(core)
+    reasons.append((core.why_waiting, core.is_ready))
+    await core.stop()
+    reasons.append((core.why_waiting, core.is_ready))
+
+    assert reasons == [
+        ("waiting for the backend's first inventory; see reconcile.failed in the log", False),
+        ("", True),
+        ("the provider is stopping", False),
+    ]

@@ -69,6 +69,13 @@ def status_of(port: int, path: str) -> int:
         return 0
 
 
+def text_of(port: int, path: str) -> str:
+    """Return the text of a path that answers with an error."""
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_SECONDS)
+    return refusal.value.read().decode().strip()
+
+
 def until_status(port: int, path: str, wanted: int) -> None:
     """Return once a path answers with the status. Raises AssertionError when it never does."""
     wait_until(lambda: status_of(port, path) == wanted, f"{path} never answered {wanted}", poll_seconds=0.02)
@@ -101,6 +108,11 @@ async def test_health_answers_while_the_engine_is_made(tmp_path: Path, monkeypat
                 answer = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=PATIENCE_SECONDS)
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
             assert (await asyncio.to_thread(status_of, http, "/readyz"), serving.done()) == (503, False)
+
+            assert await asyncio.to_thread(text_of, http, "/readyz") in (
+                "making the engine",
+                "waiting for the provider's first list of machines; see reconcile.failed in the log",
+            )
 
             may_end.set()
             await asyncio.to_thread(until_status, http, "/readyz", 200)

@@ -28,9 +28,15 @@ from bigfleet.files.checksums import (
 from bigfleet.files.private import open_file
 
 SUFFIX: Final = ".commits"
+#: Of the backup that a process makes of its open state file when the file is lost.
+RESCUE_SUFFIX: Final = ".rescue"
 _WORD: Final = b"commits"
 _DIGITS: Final = 19
 _LINE_BYTES: Final = len(_WORD) + 1 + _DIGITS + 1 + 8 + 1
+
+#: Byte of SQLite's header that is 1 in a file without a write-ahead log, as each backup is, and 2 in one with a log.
+_VERSION_AT: Final = 18
+_WITHOUT_LOG: Final = b"\x01"
 
 #: Ends a finding about a file that is older than its counter.
 _OLDER: Final = ": it is an older copy, or its -wal file is missing or damaged (without the counter it is used)"
@@ -99,12 +105,12 @@ def _line(commits: int) -> bytes:
 
 
 def remedy_of(error: BaseException, otherwise: str) -> str:
-    """Return what to do about an error of a state file: about its disk if that refuses, else what is given."""
+    """Return what to do about an error of a state file: about its disk if that refuses, else its own or the given."""
     if isinstance(error, OSError) or (
         isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in _REFUSED_BY_DISK
     ):
         return "make room on its disk, or check disk, mount and mode; if it can no longer be read, restore a backup"
-    return otherwise
+    return (error.remedy if isinstance(error, RefusedContent) else "") or otherwise
 
 
 def text_of(error: BaseException) -> str:
@@ -112,18 +118,45 @@ def text_of(error: BaseException) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
+def rescue_of(database: Path) -> Path:
+    """Return the name of the backup that a process makes when it loses its state file."""
+    return database.with_name(database.name + RESCUE_SUFFIX)
+
+
 def check_presence(database: Path) -> None:
-    """Raise RefusedContent when a state file is gone or empty that was there before. Raises OSError."""
+    """Raise RefusedContent when a state file is gone or empty that was there before, or its log is another file's.
+
+    Raises OSError.
+    """
+    wal = database.with_name(database.name + "-wal")
     with suppress(FileNotFoundError):
         if database.stat().st_size:
+            _check_log(database, wal)
             return
-    wal = database.with_name(database.name + "-wal")
     state = "is empty" if database.exists() else "does not exist"
+    rescued = rescue_of(database)
+    if state == "does not exist" and rescued.exists():
+        raise RefusedContent(
+            f"does not exist, and {rescued.name} is the backup that its process made when the file was lost",
+            remedy=f"move {wal.name} away if it exists, rename {rescued.name} to {database.name} and start again",
+        )
     for trace in (wal, CommitCounter(database).path):
         # A first start that was killed leaves an empty file, an empty log and no counter. A link is refused later.
         with suppress(FileNotFoundError):
             if trace.stat().st_size and not trace.is_symlink():
                 raise RefusedContent(f"{state}, and {trace.name} shows that it was written before")
+
+
+def _check_log(database: Path, wal: Path) -> None:
+    """Raise RefusedContent for a backup next to the log of the file that it replaces: SQLite would mix the two."""
+    with database.open("rb") as file:
+        header = file.read(_VERSION_AT + 1)
+    if header[_VERSION_AT:] == _WITHOUT_LOG:
+        with suppress(FileNotFoundError):
+            if wal.stat().st_size:
+                raise RefusedContent(
+                    f"is a backup, and {wal.name} is not of it", remedy=f"move {wal.name} away and start again"
+                )
 
 
 def forget_lost(database: Path) -> None:
@@ -174,6 +207,11 @@ class CheckedDatabase:
         self._commits = 0
         #: Whether the file came from elsewhere: it has no counter, or is a backup.
         self.is_moved = False
+
+    @property
+    def commits(self) -> int:
+        """The number of commits of the file."""
+        return self._commits
 
     def prepare(self, file_format: Format, make_tables: Callable[[sqlite3.Connection], None]) -> None:
         """Check a file of two schemas, or make a new one or one of the first schema what the second is.

@@ -29,6 +29,11 @@ _encode = msgspec.msgpack.Encoder().encode
 class RefusedContent(Exception):
     """A file differs from its last commit. The message gives the difference; the caller adds the file's name."""
 
+    def __init__(self, finding: str, *, remedy: str = "") -> None:
+        """`remedy` is what to do in place of what helps with other findings."""
+        super().__init__(finding)
+        self.remedy = remedy
+
 
 def has_checksums(connection: sqlite3.Connection) -> bool:
     """Return whether the file has checksums; one of an older schema has none."""

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from bigfleet.cli.runtime.system import SystemClock
 from bigfleet.coordinator.commands import AddShard, BindCluster, CommandRefused, RemoveShard, SetQuota, UpsertProvider
@@ -131,6 +132,54 @@ async def test_a_follower_knows_the_leader_and_takes_over_at_once_when_it_resign
     assert await first.lost() == "leadership was given up"
     with pytest.raises(NotLeader):
         await first.commit(AddShard(EAST, "east:7780", 3, 10))
+    await first.close()
+    await second.close()
+
+
+@pytest.mark.rule("coordinator 1/6")
+@pytest.mark.parametrize("outage", ["kill", "stop"])
+async def test_a_follower_whose_store_is_away_knows_no_leader_after_the_lease_time_and_logs_it(
+    member: Cluster, outage: str
+) -> None:
+    """So its /readyz is 503, whether etcd refuses connections or hangs; it knows the leader again when etcd is back."""
+    (process,) = member.members
+    first, second = replica(member.endpoints, "r0"), replica(member.endpoints, "r1")
+    await first.campaign()
+    following = asyncio.create_task(second.campaign())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await until(lambda: second.leader() == LeaderInfo("r0", "r0:7790"))
+
+        with capture_logs() as logs:
+            getattr(process, outage)()
+            await until(lambda: second.leader() is None)
+            await until(lambda: any(line["event"] == "etcd.campaign_failed" for line in logs))
+
+        if outage == "kill":
+            process.start(member.members)
+        else:
+            process.go_on()
+        await until(lambda: second.leader() is not None)
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+    await first.close()
+    await second.close()
+
+
+async def test_a_follower_of_a_leader_that_lives_knows_it_all_the_time(member: Cluster) -> None:
+    """The watch is silent while the leader is the same, which is no outage."""
+    first, second = replica(member.endpoints, "r0"), replica(member.endpoints, "r1", ttl_seconds=2)
+    await first.campaign()
+    following = asyncio.create_task(second.campaign())
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await until(lambda: second.leader() is not None)
+    known = []
+    for _ in range(30):
+        await asyncio.sleep(0.2)
+        known.append(second.leader())
+
+    assert known.count(LeaderInfo("r0", "r0:7790")) > len(known) / 2
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
     await first.close()
     await second.close()
 

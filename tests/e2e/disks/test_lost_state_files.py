@@ -123,6 +123,35 @@ def test_a_file_that_comes_back_makes_the_process_ready(tmp_path: Path) -> None:
     assert [log.count(f'"event":"store.file_{what}"') for what in ("lost", "recovered")] == [1, 1]
 
 
+@pytest.mark.parametrize("name", ["shard.db", "provider.db"])
+def test_a_process_that_lost_its_directory_leaves_all_that_its_successor_needs(tmp_path: Path, name: str) -> None:
+    """The steps of /readyz, carried out on real processes: it is rescued, renamed, and the next start is ready."""
+    program, _prefix = PROGRAMS[name]
+    state = tmp_path / "state" / name
+    with program(state) as page:
+        wait_until(lambda: page("/readyz")[0] == 200, "never ready")
+        deleted(state)
+        wait_until(lambda: f"rename {name}.rescue to {name}" in page("/readyz")[1], "never rescued")
+
+    state.with_name(f"{name}.rescue").rename(state)
+
+    with program(state) as page:
+        wait_until(lambda: page("/readyz")[0] == 200, "the rescued state is not ready")
+
+
+def test_a_coordinator_that_lost_its_file_still_gives_a_snapshot(tmp_path: Path) -> None:
+    """As its advice says: the tables are in memory."""
+    state = tmp_path / "state" / "c.db"
+    with coordinator(tmp_path, "--store", f"sqlite://{state}") as running:
+        wait_until(lambda: running.page("/readyz")[0] == 200, "never ready")
+        deleted(state)
+        wait_until(lambda: "bigfleet snapshot save" in running.page("/readyz")[1], "no advice")
+
+        saved = running.run("snapshot", "save", str(tmp_path / "saved"))
+
+    assert saved.returncode == 0, saved.stderr
+
+
 def test_a_provider_accepts_nothing_that_it_cannot_keep(tmp_path: Path) -> None:
     """Its commits are refused, so that no result is reported that is lost with the process."""
     from bigfleet.provider.records.refusal import StoreDown

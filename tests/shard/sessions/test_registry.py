@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from bigfleet.model.frames import (
     CAPABILITY_DRAIN_RESULT,
@@ -52,6 +53,19 @@ async def end(task: "asyncio.Task[None]") -> None:
     """Cancel a task and wait for it."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def test_a_session_that_is_replaced_is_logged_as_closed() -> None:
+    """Two operators with one cluster id are found by these lines."""
+    sessions = Sessions(epoch=1, outbox_frames_max=8)
+    sessions.open(Hello(cluster_id="c1"))
+    with capture_logs() as logs:
+        sessions.open(Hello(cluster_id="c1"))
+
+    assert [(line["event"], line["cluster"], line.get("reason")) for line in logs] == [
+        ("session.closed", "c1", "replaced"),
+        ("session.opened", "c1", None),
+    ]
 
 
 # ---- opening ----------------------------------------------------------------------------------------------------

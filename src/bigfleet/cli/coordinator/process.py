@@ -20,7 +20,6 @@ from bigfleet.cli.runtime.failures import RunFault
 from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
-    NOT_READY,
     SystemClock,
     ended_by_signals,
     process_registry,
@@ -39,6 +38,8 @@ from bigfleet.rpc.security.tls import TlsFiles, monitor_files
 from bigfleet.rpc.servers import coordinator as coordinator_server
 from bigfleet.rpc.wire.message_limits import REPORT_BYTES_MAX
 
+#: What `/readyz` says of a replica that neither leads nor knows a leader.
+_WITHOUT_LEADER = "no leader is known; if the store cannot be reached, the log says why"
 #: Calls that have not ended by themselves after this are cut.
 CALL_GRACE_SECONDS = 2.0
 #: How soon health follows a change of leader.
@@ -106,7 +107,7 @@ async def serve_coordinator(process: CoordinatorProcessSettings, settings: Coord
         await stack.enter_async_context(watch.watching(clock))
 
         def readiness() -> str:
-            return watch.fault or ("" if ready.is_ready else NOT_READY)
+            return watch.fault or ("" if ready.is_ready else _WITHOUT_LEADER)
 
         # Before gRPC, whose server would have to be stopped if this failed.
         await stack.enter_async_context(serve_http(process.metrics_address, registry, readiness))

@@ -94,7 +94,12 @@ class ProviderFlags:
     transition_timeout: Annotated[
         str | None, typer.Option(help="Timeout of each operation; by default it depends on the kind.")
     ] = None
-    reconcile_interval: Annotated[str, typer.Option(help="Time between reconciliations of the inventory.")] = "60s"
+    reconcile_interval: Annotated[
+        str,
+        typer.Option(
+            help="Time between reconciliations of the inventory; BigFleetProviderInventoryStale fires after 10m."
+        ),
+    ] = "60s"
     failed_hold: Annotated[
         str, typer.Option(help="Time after which a FAILED machine is recovered automatically; 0 disables it.")
     ] = "10m"

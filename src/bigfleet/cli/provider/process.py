@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 import bigfleet
 from bigfleet.cli.provider.admin_server import serve_admin
@@ -26,7 +27,6 @@ from bigfleet.cli.runtime.program import COLLECTOR_THRESHOLDS
 from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
-    NOT_READY,
     SystemClock,
     SystemIds,
     ended_by_signals,
@@ -133,6 +133,13 @@ async def serve_provider(
     return await serve_substrate(process, options, Substrate(backend=backend, readiness=readiness), store)
 
 
+def _watch_of(store: SqliteProviderStore | MemoryStore, registry: CollectorRegistry) -> StateWatch:
+    if isinstance(store, MemoryStore):
+        return StateWatch(lambda: "", registry, "bigfleet_provider")
+    # In a thread: a large state takes seconds, and reads and probes are answered meanwhile.
+    return StateWatch(store.file_fault, registry, "bigfleet_provider", rescue=store.rescue, compute=asyncio.to_thread)
+
+
 async def serve_substrate(
     process: ProviderProcessSettings,
     options: CoreOptions,
@@ -170,12 +177,10 @@ async def serve_substrate(
         tls=process.tls,
         gate=gate,
     )
-    watch = StateWatch(
-        store.file_fault if isinstance(store, SqliteProviderStore) else lambda: "", registry, "bigfleet_provider"
-    )
+    watch = _watch_of(store, registry)
 
     def readiness() -> str:
-        return watch.fault or substrate.fault() or ("" if core.is_ready else NOT_READY)
+        return watch.fault or substrate.fault() or core.why_waiting
 
     try:
         check_can_listen(*process.address)

@@ -17,6 +17,7 @@ from bigfleet.provider.backends.simulated.cloud import SimulatedCloud
 from bigfleet.provider.backends.simulated.draws import KeyedDraws
 from bigfleet.provider.backends.simulated.fleet import SimulatedOffer, build_fleet, build_seed_fleet
 from bigfleet.provider.backends.simulated.world import CloudWorld, WorldFault, load_world
+from bigfleet.provider.records.validate import is_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,11 @@ def open_simulated(process: ProviderProcessSettings, simulation: SimulatedWorld)
 def _read_world(
     process: ProviderProcessSettings, simulation: SimulatedWorld
 ) -> tuple[CloudWorld, list[SimulatedOffer]]:
+    if not is_id(process.provider):
+        raise UsageFault(
+            f"--provider: {process.provider!r} begins the ids of machines, which have only the characters "
+            "A-Za-z0-9._:/@-"
+        )
     try:
         catalogue = load_catalogue(simulation.catalogue_path)
     except CatalogueFault as fault:
@@ -68,5 +74,7 @@ def _read_world(
             return world, build_seed_fleet(process.seed_count, process.provider)
         return world, build_fleet(world, catalogue, process.provider)
     except WorldFault as fault:
+        if simulation.world_path is None:
+            raise UsageFault(f"the built-in world: {fault}") from fault
         file = "" if str(fault).startswith(str(simulation.world_path)) else f"{simulation.world_path}: "
         raise UsageFault(f"--world {file}{fault}") from fault

@@ -37,8 +37,6 @@ from bigfleet.cli.runtime.log_lines import encode_line
 
 #: Connections to the HTTP endpoints of a process; for one more the oldest is closed.
 HTTP_CONNECTIONS_MAX = 64
-#: What `/readyz` says where nothing better is known.
-NOT_READY = "not ready"
 
 
 class SystemClock:

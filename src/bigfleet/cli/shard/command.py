@@ -77,7 +77,12 @@ _MetricsAddr = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="Listen address of /metrics, /healthz and /readyz, or off.")
 ]
 _DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Directory of the state file shard.db.")]
-_CycleInterval = Annotated[str, typer.Option(metavar="DURATION", help="Time between timer cycles.")]
+_CycleInterval = Annotated[
+    str,
+    typer.Option(
+        metavar="DURATION", help="Time between timer cycles; at most 60s, else BigFleetShardCycleStalled may fire."
+    ),
+]
 _WakeMinGap = Annotated[
     str, typer.Option(metavar="DURATION", help="Minimum time between cycles that a change starts; off disables them.")
 ]

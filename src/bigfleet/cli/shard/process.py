@@ -25,7 +25,6 @@ from bigfleet.cli.runtime.plan_workers import ProcessPlanWorkers
 from bigfleet.cli.runtime.service_notifier import ServiceNotifier
 from bigfleet.cli.runtime.state_watch import StateWatch
 from bigfleet.cli.runtime.system import (
-    NOT_READY,
     SystemClock,
     SystemIds,
     ended_by_signals,
@@ -130,7 +129,7 @@ async def serve_shard(
         recording = open_recorder(process, state_file.epoch, settings, clock, registry, compute_in_thread)
         shard.recorder = await stack.enter_async_context(recording)
         await stack.enter_async_context(_files_maintained(process.cluster_policy, audit_file, clock, shard, notifier))
-        watch = StateWatch(state_file.fault, registry, "bigfleet_shard")
+        watch = StateWatch(state_file.fault, registry, "bigfleet_shard", rescue=state_file.rescue)
         await stack.enter_async_context(watch.watching(clock))
         stop = stop_on_signals()
         exchanges = ExchangeProposals(
@@ -175,7 +174,12 @@ def planners_started(workers: ProcessPlanWorkers | None) -> OnRollUp:
 
 def _readiness(shard: Shard, engines: ShardEngines, watch: StateWatch) -> str:
     """Return why the shard is not ready, "" when it is."""
-    return watch.fault or engines.why_waiting or ("" if shard.is_ready else NOT_READY)
+    reason = watch.fault or engines.why_waiting
+    if reason or shard.is_ready:
+        return reason
+    if shard.has_reconciled:
+        return "making the engine"
+    return "waiting for the provider's first list of machines; see reconcile.failed in the log"
 
 
 async def _serve_fake(process: ShardProcessSettings, clock: SystemClock, stack: AsyncExitStack) -> tuple[str, int]:

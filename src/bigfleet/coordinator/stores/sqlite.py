@@ -48,6 +48,13 @@ INSERT INTO meta VALUES ('revision', 1) ON CONFLICT (key) DO UPDATE SET value = 
 """
 
 
+#: Reads are answered from memory, so a snapshot is still complete.
+_LOST = (
+    "only this process has its content: put the file back, or save a snapshot with bigfleet snapshot save before you "
+    "stop this process, restore the snapshot and start again"
+)
+
+
 class StoreFault(Exception):
     """The file cannot be used; the message names file, finding and remedy."""
 
@@ -68,7 +75,7 @@ class SqliteStateStore:
             self._database.close()
             self._connection.close()
             raise StoreFault(f"{path}: {error}; {_remedy(path)}") from error
-        self._watch = FileWatch(path)
+        self._watch = FileWatch(path, remedy=_LOST)
         warn_of_loose_modes((path, _holder_file(path)))
 
     def file_fault(self) -> str:

@@ -216,7 +216,16 @@ class CapacityCore:
     @property
     def is_ready(self) -> bool:
         """Return whether a mutating call would pass step 2."""
-        return self._is_open and self._reconciler.is_loaded and self._ledger.is_up and not self._is_stopping
+        return not self.why_waiting
+
+    @property
+    def why_waiting(self) -> str:
+        """Why a mutating call would not pass step 2, "" if it would."""
+        if self._is_stopping:
+            return "the provider is stopping"
+        if not (self._is_open and self._reconciler.is_loaded):
+            return "waiting for the backend's first inventory; see reconcile.failed in the log"
+        return "" if self._ledger.is_up else "the state cannot be written; see store.commit_failed in the log"
 
     def on_ready_change(self, listener: Callable[[bool], None]) -> None:
         """Call the listener with `is_ready` now and whenever it may have changed."""

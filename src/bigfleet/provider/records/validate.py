@@ -184,9 +184,14 @@ def _named_text_fault(owner: object, texts: Iterable[str], maps: Iterable[str]) 
     return None
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text may be the id of a machine."""
+    return _ID.fullmatch(text) is not None
+
+
 def facts_fault(facts: Slot, *, price_key: str = PRICE_KEY) -> Fault | None:
     """Return the first broken rule of a slot or host of which `type_fault` found none, or None."""
-    if not _ID.fullmatch(facts.id):
+    if not is_id(facts.id):
         return Fault(Reason.ID, f"id {facts.id[:260]!r} is not 1 to 253 characters of A-Za-z0-9._:/@-")
     for name in ("instance_type", "zone"):
         if not getattr(facts, name):

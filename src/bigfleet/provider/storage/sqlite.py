@@ -8,6 +8,7 @@ import fcntl
 import os
 import socket
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from operator import attrgetter
@@ -16,7 +17,7 @@ from typing import IO, Final
 
 import msgspec
 
-from bigfleet.files.backup import BackupFault, back_up
+from bigfleet.files.backup import BackupFault, Finish, back_up, back_up_open
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
 from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
 from bigfleet.files.checksums import RefusedContent, check_structure, has_checksums
@@ -115,10 +116,26 @@ class SqliteProviderStore:
         self._connection: sqlite3.Connection | None = None
         self._database: CheckedDatabase | None = None
         self._watch: FileWatch | None = None
+        #: Held by a commit from its look at the file on, and by a rescue, which then has all commits.
+        self._using = threading.Lock()
 
     def file_fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""
         return self._watch.fault() if self._watch is not None else ""
+
+    def rescue(self) -> bool:
+        """Copy the open database to `FILE.rescue` if its file is lost; return False if that failed.
+
+        Any thread may call it: a commit that has begun ends first, and no other is made while the file is lost.
+        """
+        connection, database, watch = self._connection, self._database, self._watch
+        if connection is None or database is None or watch is None:
+            return True
+        finish = _finish_of(self._path)
+        with self._using:
+            return watch.rescue(
+                lambda new: back_up_open(connection, self._path, new, finish, commits_min=database.commits)
+            )
 
     def lock(self) -> None:
         """Take the file for this process, if that was not done. Raises StartRefused naming the holder."""
@@ -190,18 +207,19 @@ class SqliteProviderStore:
         connection, database = self._connection, self._database
         if connection is None or database is None:
             raise StoreDown(f"{self._path} is closed")
-        fault = self.file_fault()
-        if fault:
-            raise StoreDown(fault)
-        try:
-            if batch.needs_room:
-                self._check_room()
-            with database.transaction():
-                _write(connection, batch)
-        except sqlite3.Error as error:
-            raise StoreDown(f"{self._path}: {error}") from error
-        except OSError as error:
-            raise StoreDown(f"{self._path}: {error.strerror}: {ROOM_BYTES} bytes are needed") from error
+        with self._using:
+            fault = self.file_fault()
+            if fault:
+                raise StoreDown(fault)
+            try:
+                if batch.needs_room:
+                    self._check_room()
+                with database.transaction():
+                    _write(connection, batch)
+            except sqlite3.Error as error:
+                raise StoreDown(f"{self._path}: {error}") from error
+            except OSError as error:
+                raise StoreDown(f"{self._path}: {error.strerror}: {ROOM_BYTES} bytes are needed") from error
 
     def _check_room(self) -> None:
         """Raise OSError unless the disk has room for many commits: a small one may fit where the next does not."""
@@ -231,6 +249,11 @@ class SqliteProviderStore:
 
 def back_up_provider(state: Path, target: Path) -> int:
     """Copy a state file to a new file, also while a provider uses it; return the size in bytes. Raises BackupFault."""
+    return back_up(state, target, _finish_of(state))
+
+
+def _finish_of(state: Path) -> Finish:
+    """Return the check that a copy is that of a provider's state."""
 
     def finish(copy: sqlite3.Connection) -> None:
         application = copy.execute("PRAGMA application_id").fetchone()[0]
@@ -240,7 +263,7 @@ def back_up_provider(state: Path, target: Path) -> int:
         if version >= SCHEMA_VERSION and not has_checksums(copy):
             raise BackupFault(f"{state}: damaged: its checksums are missing; no backup was made")
 
-    return back_up(state, target, finish)
+    return finish
 
 
 def _bring_up(connection: sqlite3.Connection, version: int, incarnation: bytes) -> None:

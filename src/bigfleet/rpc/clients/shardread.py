@@ -21,6 +21,8 @@ from bigfleet.rpc.wire.gen import shardread_pb2, shardread_pb2_grpc
 
 #: How long connecting may take before the address counts as unreachable.
 CONNECT_SECONDS_MAX: Final = 10.0
+#: What the text of a call has that got no answer in time.
+_UNANSWERED: Final = "Deadline Exceeded"
 #: How long a shard may take to its first frame; after that a stream may last as long as somebody reads it.
 FIRST_FRAME_SECONDS_MAX: Final = 60.0
 #: An explanation takes seconds at full size and eight others may wait; one that cannot be replayed takes minutes.
@@ -147,6 +149,8 @@ class ShardReader:
             return f"no answer within {CONNECT_SECONDS_MAX:.0f} s"
         except OSError as error:
             return (error.strerror or str(error)).lower()
+        if _UNANSWERED in details:
+            return "a process listens there and does not answer in time: it may hang, be stopped or be overloaded"
         advice = tls_advice(details, is_secure=self._is_secure)
         if self._is_secure:
             return f"a process listens there, but the TLS handshake failed: {advice or 'its server may have no TLS'}"

@@ -7,6 +7,7 @@ clock. The lease only decides how long the others wait for one that is dead.
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import quote, unquote
@@ -27,6 +28,7 @@ from bigfleet.coordinator.stores.protocol import (
 from bigfleet.coordinator.tables import Edit, RowKey, Table, Tables
 from bigfleet.model.clock import Clock
 from bigfleet.rpc.etcd.client import (
+    CALL_SECONDS,
     TXN_OPERATIONS_MAX,
     EtcdClient,
     EtcdUnavailable,
@@ -78,9 +80,14 @@ class EtcdStore:
         self._meta = self._prefix + b"meta"
         self._me = me
         self._ttl_seconds = lease_ttl_seconds
+        #: An answer that is just in time comes after a third of a lease and the time of a call.
+        self._answer_seconds_max = max(lease_ttl_seconds, lease_ttl_seconds / 3 + CALL_SECONDS)
         self._clock = clock
         self._known = _Known()
+        #: As last read; `leader` ages it.
         self._leader: LeaderInfo | None = None
+        #: When etcd last answered a candidate that waits.
+        self._answered_seconds = 0.0
         self._lease = 0
         #: Create revision of our election key while we lead, else 0.
         self._won_at = 0
@@ -110,11 +117,15 @@ class EtcdStore:
     async def _campaign_once(self) -> Leadership | None:
         """Win, or return None once the leader that there is has gone."""
         found = await self._client.range(self._election)
+        self._answered_seconds = self._clock.monotonic_seconds()
         if found.items and found.items[0].lease != self._lease:
             leader = _leader_of(found.items[0])
             # A key of this replica that outlived its process or its lease leads nothing; it goes when etcd ends it.
             self._leader = leader if leader != self._me else None
-            await self._client.wait_until_changed(self._election, found.revision)
+            with suppress(TimeoutError):
+                # A watch is silent while nothing changes, and also while etcd is away: so etcd is asked now and then.
+                async with asyncio.timeout(self._ttl_seconds / 3):
+                    await self._client.wait_until_changed(self._election, found.revision)
             return None
         self._leader = None
         if not found.items:
@@ -157,8 +168,9 @@ class EtcdStore:
         return is_ours
 
     def leader(self) -> LeaderInfo | None:
-        """Return who leads as far as is known."""
-        return self._leader
+        """Return who leads as far as is known, None if etcd has not answered for longer than the time of a lease."""
+        age_seconds = self._clock.monotonic_seconds() - self._answered_seconds
+        return self._leader if self._won_at or age_seconds <= self._answer_seconds_max else None
 
     async def resign(self) -> None:
         """Revoke the lease, so that the next leader stands at once."""

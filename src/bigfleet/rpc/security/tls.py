@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry, Gauge
 
+from bigfleet.rpc.security.certificate_chain import leads_to
 from bigfleet.rpc.security.certificate_names import UnreadableCertificate, uris_of
 from bigfleet.rpc.security.identity import Denied, PeerIdentity, identity_in
 
@@ -78,10 +79,12 @@ class TlsFiles:
         self._bearer = bearer
         self._lock = threading.Lock()
         self.authority = _read(paths.authority)
-        _parse_certificates(paths.authority, self.authority)
+        self._authorities = _parse_certificates(paths.authority, self.authority)
         self._seen = self._stamp()
         self._pair = self._load()
         self._has_logged_expiry = False
+        #: When a pair that was refused because it is not valid yet is read again.
+        self._valid_from: datetime | None = None
 
     @property
     def bearer(self) -> PeerIdentity | None:
@@ -93,8 +96,9 @@ class TlsFiles:
         with self._lock:
             # Before reading: a file that changes meanwhile is read again next time.
             stamp = self._stamp()
-            if stamp != self._seen:
+            if stamp != self._seen or (self._valid_from is not None and self._valid_from <= datetime.now(UTC)):
                 self._seen = stamp
+                self._valid_from = None
                 self._replace()
             if not self._has_logged_expiry and self._pair.expires <= datetime.now(UTC):
                 self._has_logged_expiry = True
@@ -125,6 +129,8 @@ class TlsFiles:
     def _replace(self) -> None:
         try:
             pair = self._load()
+            if pair != self._pair:
+                self._check_successor(pair)
         except TlsFault as fault:
             _log.error(
                 "tls.certificate_rejected",
@@ -139,6 +145,21 @@ class TlsFiles:
             self._has_logged_expiry = False
             self.warn_of_loose_key()
             _log.info("tls.certificate_loaded", serial=f"{pair.serial:x}", expires=f"{pair.expires:%Y-%m-%dT%H:%MZ}")
+
+    def _check_successor(self, pair: KeyPair) -> None:
+        """Raise TlsFault for a new pair that peers reject, so that the one in force stays."""
+        path, now = self._paths.certificate, datetime.now(UTC)
+        if pair.expires <= now:
+            raise TlsFault(f"{path}: expired at {pair.expires:%Y-%m-%dT%H:%M:%SZ}")
+        if pair.issued > now:
+            self._valid_from = pair.issued
+            raise TlsFault(f"{path}: is not valid before {pair.issued:%Y-%m-%dT%H:%M:%SZ}, when it is read again")
+        # With an etcd, say, the authority of the peers may be another than that of this process.
+        if self._is_of_authority(self._pair) and not self._is_of_authority(pair):
+            raise TlsFault(f"{path}: is not signed by an authority of {self._paths.authority}, as the one in force is")
+
+    def _is_of_authority(self, pair: KeyPair) -> bool:
+        return leads_to(_parse_certificates(self._paths.certificate, pair.certificate), self._authorities)
 
     def _load(self) -> KeyPair:
         certificate_path, key_path = self._paths.certificate, self._paths.key

@@ -137,7 +137,7 @@ class Shard:
         self.ownership = None if ownership_file is None else self._make_ownership(ownership_file, provider, ids)
         self._on_inventory = on_inventory
         self.cycle = 0
-        self._has_reconciled = False
+        self.has_reconciled = False
         self._has_decided = False
         self._trigger = CycleTrigger(self._clock, settings.wake_gap_seconds)
         self._inspecting = asyncio.Lock()
@@ -364,7 +364,7 @@ class Shard:
     @property
     def is_ready(self) -> bool:
         """Whether the engine is ready and the first reconcile has succeeded; later ones may have failed."""
-        return self._has_reconciled and self._decider.is_ready
+        return self.has_reconciled and self._decider.is_ready
 
     async def run(self) -> None:
         """Cycle until cancelled; workers run beside. Raises what making the engine raises."""
@@ -512,13 +512,13 @@ class Shard:
             result = await self.reconciler.run()
         except (ProviderRefusal, TimeoutError) as error:
             _log.warning("reconcile.failed", cycle=self.cycle, error=str(error) or "List timed out")
-            if not self._has_reconciled:
+            if not self.has_reconciled:
                 self._trigger.retry_soon()
             return
         if self.ownership is not None:
             self.ownership.reconciled(result)
-        if not self._has_reconciled:
-            self._has_reconciled = True
+        if not self.has_reconciled:
+            self.has_reconciled = True
             self._log_ready()
             self._on_inventory()
             await self._resync.begin(self._clock)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from bigfleet.files.backup import BackupFault, back_up, check_source
+from bigfleet.files.backup import BackupFault, Finish, back_up, back_up_open, check_source
 from bigfleet.files.checked_database import SUFFIX as COUNTER_SUFFIX
 from bigfleet.files.checked_database import CheckedDatabase, check_presence, close_unchanged, remedy_of
 from bigfleet.files.checksums import TABLE as CHECKSUMS_TABLE
@@ -70,11 +70,13 @@ class StateFile:
         retirements: RetirementFile,
         exchanges: ExchangeFile,
         watch: FileWatch,
+        path: Path,
     ) -> None:
         self._connection = connection
         self._database = database
         self._lock = lock
         self._watch = watch
+        self._path = path
         #: The epoch of this process, committed.
         self.epoch = epoch
         #: What the shard owns, and the term that it has accepted.
@@ -127,11 +129,19 @@ class StateFile:
                 raise StateFileFault(f"{path}: {error}; {remedy_of(error, _REMEDY)}") from error
             on_fault.pop_all()
         warn_of_loose_modes((directory, path, directory / LOCK_NAME))
-        return cls(connection, database, lock, epoch, ownership, retirements, exchanges, watch)
+        return cls(connection, database, lock, epoch, ownership, retirements, exchanges, watch, path)
 
     def fault(self) -> str:
         """Return what happened to the files on disk, "" while they are those that this process opened."""
         return self._watch.fault()
+
+    def rescue(self) -> bool:
+        """Copy the open database to `shard.db.rescue` if its file is lost; return False if that failed."""
+        return self._watch.rescue(
+            lambda new: back_up_open(
+                self._connection, self._path, new, _finish_of(self._path), commits_min=self._database.commits
+            )
+        )
 
     def close(self) -> None:
         """Close the file and let go of the lock."""
@@ -155,6 +165,11 @@ def back_up_state(directory: Path, target: Path) -> int:
     """
     source = directory / FILE_NAME
     check_source(source, "name the data directory of the shard with --data-dir")
+    return back_up(source, target, _finish_of(source))
+
+
+def _finish_of(source: Path) -> Finish:
+    """Return the check that a copy is that of a shard's state, which also marks it as a backup."""
 
     def finish(copy: sqlite3.Connection) -> None:
         tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -167,7 +182,7 @@ def back_up_state(directory: Path, target: Path) -> int:
             raise BackupFault(f"{source}: damaged: its checksums are missing; no backup was made")
         copy.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", (BACKUP_KEY,))
 
-    return back_up(source, target, finish)
+    return finish
 
 
 def _lock(path: Path) -> IO[str]:

@@ -198,6 +198,7 @@ class Sessions:
         self._sessions[hello.cluster_id] = session
         if former is not None:
             self._end(former, CloseReason.REPLACED)
+            _log.info("session.closed", cluster=former.cluster, reason=CloseReason.REPLACED.value)
             self._on_lifecycle("replaced", former)
         self._on_lifecycle("installed", session)
         known = session.capabilities & SHARD_CAPABILITIES

@@ -46,7 +46,8 @@ def registries() -> Mapping[str, CollectorRegistry]:
     PodControllerMetrics(pods)
     Recorder(cast(RecordingFile, None), head=cast(RecordingHead, None), registry=shard, compute=compute_inline)
     now = datetime.now(UTC)
-    certificate = cast(TlsFiles, SimpleNamespace(current=lambda: SimpleNamespace(issued=now, expires=now)))
+    pair = SimpleNamespace(issued=now, expires=now)
+    certificate = cast(TlsFiles, SimpleNamespace(current=lambda: pair, warn_of_loose_key=lambda: None))
     for registry, prefix in (
         (shard, "bigfleet_shard"),
         (coordinator, "bigfleet_coordinator"),

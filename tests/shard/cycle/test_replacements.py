@@ -114,7 +114,7 @@ async def test_machines_serve_until_what_a_composition_prefers_does() -> None:
     fleet = Fleet(synchronous=False)
     await fleet.minutes(2)
     fleet.operator.report(pods("c1", ("500m", 20)))
-    await fleet.minutes(240)
+    await fleet.minutes(18)
     assert serving(fleet) == ["c1-dear0", "c1-dear1"]
     assert fleet.world.metric("reclaim_waiting_for_replacement_machines") == 1
     until_unix_nanos, reason = fleet.world.shard.guardrails.delay_of(at(fleet.world, "c1-dear1"))

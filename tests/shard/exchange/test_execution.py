@@ -24,7 +24,7 @@ from bigfleet.model.states import MachineState
 from bigfleet.shard.cluster_policy import ClusterPolicies, ClusterPolicy
 from bigfleet.shard.exchange.exchange_records import ExchangeRecord, MemoryExchanges
 from bigfleet.shard.ownership.ownership_file import OwnershipNotWritten
-from bigfleet.shard.ports import RefusalKind
+from bigfleet.shard.ports import RefusalKind, ShardSettings
 from bigfleet.shard.sessions.outbox import CloseReason
 from tests.shard.cycle.test_composition_plans import Workers as PlanWorkers
 from tests.shard.cycle.test_pods import pods
@@ -189,7 +189,7 @@ async def test_a_machine_that_fails_to_boot_ends_it() -> None:
 
 async def test_a_machine_that_never_comes_ends_it_after_half_an_hour() -> None:
     """Double running is bounded in time."""
-    fleet = Exchanging(synchronous=False)
+    fleet = Exchanging(synchronous=False, settings=ShardSettings(stuck_creating_seconds=2 * ACQUIRING_SECONDS_MAX))
     await fleet.until(ExchangePhase.ACQUIRING)
     await fleet.minutes(int(ACQUIRING_SECONDS_MAX / 60))
     assert fleet.phase is ExchangePhase.ACQUIRING
@@ -197,6 +197,19 @@ async def test_a_machine_that_never_comes_ends_it_after_half_an_hour() -> None:
 
     assert fleet.end() == "acquired-too-late"
     assert fleet.holds() == ["c1-dear0", "c1-dear1"]
+
+
+async def test_a_machine_that_is_stuck_ends_it() -> None:
+    """It is driven again after 20 minutes; nothing else is acquired in its place, and everything serves on."""
+    fleet = Exchanging(synchronous=False)
+    await fleet.until(ExchangePhase.ACQUIRING)
+    await fleet.minutes(18)
+    assert fleet.phase is ExchangePhase.ACQUIRING
+    await fleet.minutes(7)
+
+    assert fleet.end() == "arrival-failed"
+    assert fleet.holds() == ["c1-dear0", "c1-dear1"]
+    assert len({name for method, name, _sequence in fleet.provider.calls if method == "create"}) == 1
 
 
 async def test_a_drain_that_takes_too_long_ends_it() -> None:
@@ -323,7 +336,7 @@ async def test_an_abandoned_exchange_leaves_no_wish_for_what_was_to_come(workers
     fleet = Exchanging(synchronous=False, plan_workers=workers)
     await fleet.until(ExchangePhase.ACQUIRING)
     await fleet.minutes(int(ACQUIRING_SECONDS_MAX / 60) + 5)
-    assert fleet.end() == "acquired-too-late"
+    assert fleet.end() == "arrival-failed"
     fleet.provider.fail("spot0", "it does not boot")
     calls = len(fleet.provider.calls)
     await fleet.minutes(300)
@@ -364,7 +377,7 @@ async def test_what_left_before_is_not_bought_back() -> None:
 
 async def test_a_machine_that_never_serves_delays_reclaims_for_half_an_hour_at_most() -> None:
     """A bootstrap that hangs, or machines that are bound all day, would leave what came in the cluster for ever."""
-    fleet = Exchanging()
+    fleet = Exchanging(settings=ShardSettings(stuck_configuring_seconds=7200.0))
     await fleet.until(ExchangePhase.DRAINING)
     for number in range(4):
         known = fleet.provider.records[f"spot{number}"]

@@ -434,6 +434,8 @@ class ExchangeExecution:
 
     def _sighting(self, machine: Machine, cluster: str) -> Sighting:
         publisher = self._host.publisher
+        if self._host.stuck.is_no_supply(machine.id):
+            return Sighting.AWAY
         match machine.state:
             case MachineState.CREATING:
                 return Sighting.CREATING if machine.intended_cluster == cluster else Sighting.AWAY

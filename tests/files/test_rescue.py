@@ -314,7 +314,7 @@ def test_a_commit_that_has_begun_when_the_file_is_lost_is_in_the_rescue(tmp_path
     path.unlink()
     rescuing = threading.Thread(target=store.rescue)
     rescuing.start()
-    rescuing.join(0.3)
+    rescuing.join(0.3)  # expires
     may_go_on.set()
     committing.join(PATIENCE_SECONDS)
     rescuing.join(PATIENCE_SECONDS)

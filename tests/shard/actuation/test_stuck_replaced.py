@@ -71,7 +71,7 @@ HANGING = [pytest.param(S.CREATING, 1200, id="creating"), pytest.param(S.CONFIGU
 async def test_a_row_is_served_by_another_pool_when_its_machines_get_stuck(
     state: MachineState, bound_seconds: int
 ) -> None:
-    """Its pods waited for ever for machines that never came, beside a pool whose machines work."""
+    """Its pods waited for ever for machines that never came; another pool had machines that work."""
     provider = NeverEnds(hanging={("cheap", state)})
     offer(provider, "cheap", 1.0)
     offer(provider, "costly", 2.0)

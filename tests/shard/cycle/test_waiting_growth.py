@@ -136,7 +136,7 @@ async def cycles_with_joins(world: World, operator: FakeOperator, seconds: float
 
 @pytest.mark.rule("shard 9.9/2")
 async def test_pods_that_no_machine_helps_get_machines_ever_more_rarely() -> None:
-    """At 0, 1, 3, 7, 15, 31 and 63 min, then every hour: the scheduler alone knows why they do not run."""
+    """At 0, 1, 3, 7, 15, 31 and 63 min, then every hour: only the scheduler knows why they do not run."""
     world, operator = fleet(8, CAPABILITY_NODE_STATUS)
     operator.report(waiting(2, "3500m"))
     counts = []

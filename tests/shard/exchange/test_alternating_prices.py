@@ -100,7 +100,7 @@ async def test_prices_in_antiphase_cost_no_more_than_without_exchanges(half_hour
 
 
 async def test_a_price_that_falls_for_good_is_followed_as_soon_as_it_counts() -> None:
-    """After four hours, whatever was known of the hours before."""
+    """After four hours, with any prices before."""
     off = await run(falls_at(24), 36, ExchangeMode.OFF)
     on = await run(falls_at(24), 36, ExchangeMode.ON)
 

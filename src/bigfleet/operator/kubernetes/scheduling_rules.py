@@ -29,7 +29,7 @@ _TCP: Final = "TCP"
 #: The address that conflicts with every address.
 _EVERY_IP: Final = "0.0.0.0"  # noqa: S104
 
-#: Labels that every node of a machine has, whatever the provider says of the machine.
+#: Labels that every node of a machine has, also if the provider does not state them.
 _OF_EVERY_NODE: Final = frozenset({MACHINE_ID, HOSTNAME, OPERATING_SYSTEM, ARCH})
 
 #: Key, operator in Kubernetes spelling, sorted values.

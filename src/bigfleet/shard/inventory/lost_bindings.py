@@ -27,7 +27,7 @@ class _Hold:
 
 
 class LostBindings:
-    """The held machines of one shard. Touched by the loop alone.
+    """The held machines of one shard. Only the loop uses it.
 
     Invariant: `held` names all and only machines with a hold.
     """

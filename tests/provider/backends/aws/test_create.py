@@ -138,7 +138,7 @@ async def test_further_creates_of_what_is_out_of_stock_fail_without_a_call(tmp_p
 async def test_a_lost_answer_is_asked_for_again_although_the_type_is_out_of_stock_now(
     tmp_path: Path, ec2: MemoryEc2
 ) -> None:
-    """The instance may be there already: the same token returns it, whatever other launches met."""
+    """The instance may be there already: the same token returns it, also if other launches failed."""
     ec2.faults["RunInstances"] = [
         dropped("RunInstances", is_after=True),
         refused("RunInstances", "InsufficientInstanceCapacity"),

@@ -8,7 +8,7 @@ unless an event says so. They must never change the world.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,9 +17,10 @@ from bigfleet.engine.targets import Target
 from bigfleet.model import vector
 from bigfleet.model.ids import MachineId, ShardId
 from bigfleet.model.instructions import CrossShardDrain
-from bigfleet.model.need import Need
+from bigfleet.model.need import Need, RowKey
 from bigfleet.model.ownership import OwnershipVersion
-from bigfleet.model.shapes import ShapeKey, total_of
+from bigfleet.model.shapes import DemandShape, total_of
+from bigfleet.model.vector import Vector
 from bigfleet.operator.drains import DrainRecord
 from bigfleet.provider.backends.simulated.book import SimulatedHost
 from bigfleet.provider.records.fence import Mark
@@ -33,6 +34,24 @@ from bigfleet.sim.pods.evictions import Eviction
 from bigfleet.sim.sites.ownership import OwnershipRecord
 
 VIOLATIONS_MAX = 20
+
+_Kind = TypeVar("_Kind")
+#: Request and limit per machine.
+_PodKind: TypeAlias = tuple[tuple[tuple[str, int], ...], int]
+
+
+class RowContent(NamedTuple):
+    """What one row wants at least and at most.
+
+    A shard counts pods that wait among those of the row for a while, and leaves some of them out after machines did not
+    help them (docs/spec/shard.md §9.9). Both are equal for a row without such pods.
+    """
+
+    least: Vector
+    most: Vector
+    #: By request and limit per machine.
+    pods_least: Mapping[_PodKind, int]
+    pods_most: Mapping[_PodKind, int]
 
 
 class Violation(NamedTuple):
@@ -173,7 +192,7 @@ class ClusterMemory:
     """What one cluster reported to one shard process."""
 
     #: (row key, aggregate) of the last roll-up that came into force.
-    in_force: tuple[object, ...] = ()
+    in_force: Mapping[RowKey, RowContent] = field(default_factory=dict)
     baseline: tuple[Need, ...] | None = None
     suspicious_in_a_row: int = 0
     last_outcome: RollUpOutcome | None = None
@@ -329,25 +348,38 @@ class Observations:
                 moves.drain_counts[key] = instruction.payload.selector.count
 
 
-def content_of(rows: Iterable[Need]) -> tuple[object, ...]:
-    """Return what rows say, in an order that does not depend on theirs.
-
-    Pods that wait and pods of the row count alike: for a while a shard counts the former among the latter
-    (docs/spec/shard.md §9.9). What is wanted in all must be what was reported.
-    """
-    return tuple(
-        sorted(
-            (row.key, tuple(sorted(vector.add(row.aggregate, total_of(row.waiting)).items())), _pods(row))
-            for row in rows
+def content_of(rows: Iterable[Need]) -> dict[RowKey, RowContent]:
+    """Return what rows want, by their key."""
+    return {
+        row.key: RowContent(
+            row.aggregate,
+            vector.add(row.aggregate, total_of(row.waiting)),
+            _pods(row.shapes),
+            _pods((*row.shapes, *row.waiting)),
         )
+        for row in rows
+    }
+
+
+def is_content(rows: Iterable[Need], reported: Mapping[RowKey, RowContent]) -> bool:
+    """Return whether rows in force want what was reported, except waiting pods that the shard leaves out."""
+    found = content_of(rows)
+    return found.keys() == reported.keys() and all(
+        _lies_between(found[key].most, each.least, each.most)
+        and _lies_between(found[key].pods_most, each.pods_least, each.pods_most)
+        for key, each in reported.items()
     )
 
 
-def _pods(row: Need) -> tuple[ShapeKey, ...]:
-    counts: Counter[tuple[tuple[tuple[str, int], ...], int]] = Counter()
-    for shape in (*row.shapes, *row.waiting):
+def _lies_between(found: Mapping[_Kind, int], least: Mapping[_Kind, int], most: Mapping[_Kind, int]) -> bool:
+    return all(least.get(kind, 0) <= found.get(kind, 0) <= most.get(kind, 0) for kind in (*found, *most))
+
+
+def _pods(shapes: Iterable[DemandShape]) -> Counter[_PodKind]:
+    counts: Counter[_PodKind] = Counter()
+    for shape in shapes:
         counts[vector.vector_key(shape.resources), shape.max_per_machine] += shape.count
-    return tuple(sorted((request, most, count) for (request, most), count in counts.items()))
+    return counts
 
 
 def has_collapsed(before: Iterable[Need], after: Iterable[Need]) -> bool:

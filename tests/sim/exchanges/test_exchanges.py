@@ -11,6 +11,7 @@ from bigfleet.engine.decision import Options
 from bigfleet.engine.shapes import fleet as shapes_fleet
 from bigfleet.exchange import course as courses
 from bigfleet.exchange.course import ExchangeCourse
+from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.cycle import guardrails
 from bigfleet.shard.exchange import execution
 from tests.sim.exchanges.world import FAULTS, ExchangeWorld
@@ -122,8 +123,9 @@ def _no_budget(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_limit(patch: pytest.MonkeyPatch) -> None:
-    """An exchange waits for its machines for ever."""
+    """An exchange waits for its machines for ever, also for those that are stuck."""
     patch.setattr(courses, "ACQUIRING_SECONDS_MAX", float("inf"))
+    patch.setattr(StuckTransitions, "is_no_supply", lambda self, machine_id: False)
 
 
 def _forgets(patch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ from bigfleet.model.ids import MachineId
 from bigfleet.model.machine import Machine
 from bigfleet.model.need import Need
 from bigfleet.model.states import MachineState
+from bigfleet.shard.actuation.stuck_transitions import StuckTransitions
 from bigfleet.shard.audit.log import Audit
 from bigfleet.shard.cycle.composition_plans import CompositionPlans, is_alike
 from bigfleet.shard.cycle.reclaim_delay import FitHolds
@@ -102,6 +103,8 @@ class ExchangeHost(Protocol):
     def sessions(self) -> Sessions: ...
     @property
     def fit_holds(self) -> FitHolds: ...
+    @property
+    def stuck(self) -> StuckTransitions: ...
     @property
     def plans(self) -> CompositionPlans: ...
     @property

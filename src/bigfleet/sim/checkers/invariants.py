@@ -34,8 +34,8 @@ from bigfleet.sim.observations import (
     Marked,
     Observations,
     RolledUp,
-    content_of,
     has_collapsed,
+    is_content,
 )
 from bigfleet.sim.pods.evictions import Cause
 
@@ -286,7 +286,7 @@ def what_is_held_changes_nothing(event: Cycled, observations: Observations) -> I
     for cluster, memory in observations.memory(event.shard).clusters.items():
         if memory.last_outcome not in _NOT_IN_FORCE:
             continue
-        if content_of(event.shard.intake.table.rows_of(cluster)) != memory.in_force:
+        if not is_content(event.shard.intake.table.rows_of(cluster), memory.in_force):
             yield f"{cluster}: the demand in force has changed by a roll-up that was {memory.last_outcome.value}"
 
 
@@ -296,7 +296,7 @@ def silence_is_not_absence(event: Cycled, observations: Observations) -> Iterato
     for cluster, memory in observations.memory(event.shard).clusters.items():
         if memory.last_outcome in _NOT_IN_FORCE:
             continue
-        if content_of(event.shard.intake.table.rows_of(cluster)) != memory.in_force:
+        if not is_content(event.shard.intake.table.rows_of(cluster), memory.in_force):
             yield f"{cluster}: the demand in force is not that of the last roll-up"
 
 

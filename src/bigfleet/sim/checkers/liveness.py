@@ -18,7 +18,7 @@ from bigfleet.model.ownership import Domain
 from bigfleet.model.profile import Requirement
 from bigfleet.model.states import TRANSITIONAL_STATES, MachineState
 from bigfleet.provider.records.record import Record
-from bigfleet.sim.observations import content_of
+from bigfleet.sim.observations import content_of, is_content
 from bigfleet.sim.sites.cluster import ClusterSite
 from bigfleet.sim.sites.ownership import owners
 from bigfleet.sim.sites.shard import WatchedShard
@@ -253,7 +253,7 @@ def every_hold_ends(world: World, shard: WatchedShard) -> Iterator[str]:
 def the_demand_in_force_is_true(world: World, shard: WatchedShard) -> Iterator[str]:
     """Satisfiable demand is bound: first of all the shard has to know what is wanted."""
     for site in _clusters_of(world, shard):
-        if content_of(shard.intake.table.rows_of(site.name)) != content_of(site.truth()):
+        if not is_content(shard.intake.table.rows_of(site.name), content_of(site.truth())):
             yield f"{site.name}: the demand in force is not what the cluster wants"
 
 

@@ -83,8 +83,8 @@ class InstanceFinder:
     async def all(self) -> list[Ec2Instance]:
         """Return every instance of this provider, and every one that the state has as a host.
 
-        A host has the tags of its machine, also if EC2 shows others. Instances of another state file that are no hosts are
-        left out, and logged once. Raises AwsError.
+        A host has the tags of its machine, also if EC2 shows others. Instances of another state file that are no hosts
+        are left out, and logged once. Raises AwsError.
         """
         found = {each.id: each for each in await self.described({f"tag:{TAG_PROVIDER}": [self._provider]})}
         hosts = self._hosts_by_instance()

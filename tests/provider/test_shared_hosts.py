@@ -165,7 +165,9 @@ async def test_adopt_that_finds_another_machines_host_is_an_error(kind: FoundKin
 
 
 @pytest.mark.parametrize("backend_type", [NamedHosts, Compensating])
-async def test_a_late_host_that_is_another_machines_is_not_deleted(backend_type: type[NamedHosts]) -> None:
+async def test_a_late_host_that_is_another_machines_is_not_deleted(
+    backend_type: type[NamedHosts], monkeypatch: pytest.MonkeyPatch
+) -> None:
     backend = backend_type()
     options = CoreOptions(is_inline=True, failed_hold_seconds=0, transition_timeout_seconds=10.0)
     core = await core_of(backend, options)
@@ -179,7 +181,7 @@ async def test_a_late_host_that_is_another_machines_is_not_deleted(backend_type:
             await late[0].wait()
         return Host(ref=f"host-{SLOT}")
 
-    backend.create = swallows  # type: ignore[method-assign]
+    monkeypatch.setattr(backend, "create", swallows)
     await core.create(OTHER)
     await asyncio.sleep(11)
     assert await state_of(core, OTHER) is S.FAILED

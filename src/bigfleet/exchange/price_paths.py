@@ -2,7 +2,8 @@
 
 docs/spec/exchange.md §5.1. Of two machines now one and now the other may be cheaper. They are exchanged four hours
 after a turn of their prices at the earliest. If prices turn again soon, the cluster pays the dearer one most of the
-time. What prices did after earlier turns says whether that is to be expected. Nothing here reads a clock or acts.
+time. What prices did after earlier turns says whether that is to be expected. This module must not read a
+clock or act.
 """
 
 from array import array

@@ -173,6 +173,12 @@ def test_an_example_that_reads_no_complete_question_changes_nothing(
     assert content(tmp_path) == before
 
 
+def exec_command(program: Path, state: Path, address: str, port: int) -> tuple[str, ...]:
+    """Return the command of a provider that runs a program and looks for its machines often."""
+    flags = ("--state", str(state), "--addr", address, f"--metrics-addr=127.0.0.1:{port}")
+    return ("provider", "exec", "--program", str(program), *flags, "--ready=configure", "--reconcile-interval=100ms")
+
+
 def readiness(port: int) -> tuple[int, str]:
     """Return status and text of /readyz."""
     try:
@@ -184,9 +190,7 @@ def readiness(port: int) -> tuple[int, str]:
 
 def test_a_configuration_error_of_the_program_is_shown_by_readyz_until_it_is_mended(tmp_path: Path) -> None:
     program, address, port = executable(tmp_path / "slow", SLOW), f"127.0.0.1:{free_port()}", free_port()
-    flags = ("--state", str(tmp_path / "s.db"), "--addr", address, f"--metrics-addr=127.0.0.1:{port}")
-    command = ("provider", "exec", "--program", str(program), *flags, "--ready=configure", "--reconcile-interval=100ms")
-    with serving(address, tmp_path / "log", *command):
+    with serving(address, tmp_path / "log", *exec_command(program, tmp_path / "s.db", address, port)):
         wait_until(lambda: readiness(port)[0] == 200, "it never became ready")
         (tmp_path / "misconfigured").touch()
         wait_until(lambda: readiness(port)[0] == 503, "it stayed ready")
@@ -197,9 +201,7 @@ def test_a_configuration_error_of_the_program_is_shown_by_readyz_until_it_is_men
 
 def test_a_program_that_is_missing_is_shown_by_readyz_until_it_is_back(tmp_path: Path) -> None:
     program, address, port = executable(tmp_path / "slow", SLOW), f"127.0.0.1:{free_port()}", free_port()
-    flags = ("--state", str(tmp_path / "s.db"), "--addr", address, f"--metrics-addr=127.0.0.1:{port}")
-    command = ("provider", "exec", "--program", str(program), *flags, "--ready=configure", "--reconcile-interval=100ms")
-    with serving(address, tmp_path / "log", *command):
+    with serving(address, tmp_path / "log", *exec_command(program, tmp_path / "s.db", address, port)):
         wait_until(lambda: readiness(port)[0] == 200, "it never became ready")
         program.rename(tmp_path / "away")
         wait_until(lambda: readiness(port)[0] == 503, "it stayed ready")

@@ -87,21 +87,21 @@ def check_story(story: list[tuple[str, Any]], asked: Machine) -> None:
     applied: Machine | None = None
     #: Whether the newest record of a known machine was rejected: then the next one is read, also an equal one.
     is_rejected = False
-    for kind, told in story:
+    for kind, shown in story:
         known = inventory.get("m")
         if kind == "observe":
-            is_taken = ingest.observe(ListedMachine(told, {}))
+            is_taken = ingest.observe(ListedMachine(shown, {}))
             is_rejected = known is not None and not is_taken
             if is_taken:
-                applied = told
+                applied = shown
         elif known is None:
             continue
         elif kind == "drive":
-            moved = replace(known, state=told, cluster=ClusterId(known.cluster or "c1"))
-            if is_legal_transition(known.state, told) and invariant_fault(moved) is None:
+            moved = replace(known, state=shown, cluster=ClusterId(known.cluster or "c1"))
+            if is_legal_transition(known.state, shown) and invariant_fault(moved) is None:
                 ingest.drive(moved)
         elif kind == "fail":
-            ingest.fail(known, told)
+            ingest.fail(known, shown)
         else:
             ingest.remove(MachineId("m"))
             applied, is_rejected = None, False
@@ -160,9 +160,9 @@ async def test_of_many_records_those_that_say_anything_new_are_found(
     world = World()
     for name in ("l", "m", "n"):
         world.shard.ingest.observe(ListedMachine(machine(name, S.IDLE, labels={"rack": "r1"}), {}))
-    told = [machine(name, S.IDLE, labels={"rack": "r1"}) for name in ("l", "m", "n")]
+    shown = [machine(name, S.IDLE, labels={"rack": "r1"}) for name in ("l", "m", "n")]
     records = [
-        ListedMachine(each, {}) for each in (told[0], replace(told[1], **changes), told[2], machine("o", S.IDLE))
+        ListedMachine(each, {}) for each in (shown[0], replace(shown[1], **changes), shown[2], machine("o", S.IDLE))
     ]
 
     assert world.shard.ingest.changed(records) == {MachineId("m"), MachineId("o")}
@@ -195,15 +195,15 @@ async def test_new_facts_of_a_bound_machine_take_over_every_stamp_of_ours(state:
     }
     ours = machine("m", S.DRAINING, cluster=ClusterId("c1"), **stamps)
     world.shard.inventory.insert(ours, now_seconds=0.0)
-    told = machine("m", state, cluster=ClusterId("c1"), allocatable={"cpu": "8"}, last_error="broken")
+    shown = machine("m", state, cluster=ClusterId("c1"), allocatable={"cpu": "8"}, last_error="broken")
 
-    world.shard.ingest.observe(ListedMachine(told, {}))
+    world.shard.ingest.observe(ListedMachine(shown, {}))
 
     known = world.shard.inventory.get("m")
     assert known is not None
     if state is not S.DRAINING:
         stamps["preempted_for"] = None
-    assert known == replace(told, **stamps)
+    assert known == replace(shown, **stamps)
     assert known.supply == {"cpu": 8000}
 
 

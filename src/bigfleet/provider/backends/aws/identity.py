@@ -17,7 +17,7 @@ OWNER: Final = "aws.owner"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a provider is started, and for whom."""
+    """The account, the region and the owner id with which a provider is started."""
 
     #: Of the credentials, "" while AWS did not say it.
     account: str = ""
